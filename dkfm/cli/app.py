@@ -93,7 +93,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @main.command()
 @click.argument("train", type=click.Path())
 @click.argument("model", type=click.Path())
-@click.option("--method", type=click.Choice(["features", "pca", "fisher"]), default="pca", show_default=True)
+@click.option("--method", type=click.Choice(["features", "pca", "fisher", "ridge"]), default="pca", show_default=True)
 @click.option("--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="Of features. [symmetric]")
 @click.option("--centered", is_flag=True, help="Of features: take their mean over TRAIN from them.")
 @click.option("--landmarks", type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]), help="Of features.")
@@ -119,7 +119,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     "--map",
     "map_path",
     metavar="MAP",
-    help="In place of --kernel, of a pca or fisher: fit in the features of a map that was fitted before.",
+    help="In place of --kernel, of a pca, fisher or ridge: fit in the features of a map that was fitted before.",
 )
 @click.option(
     "--on-indefinite", type=click.Choice(["auto", "raise", "clip"]), help="[raise; of a pca: auto, as in KernelPCA]"
@@ -130,8 +130,14 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     metavar="NUMBER",
     help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
 )
-@click.option("--labels", metavar="FILE", help="Of fisher: a .npy file of one label for each row of TRAIN.")
-@click.option("--label-column", metavar="NAME", help="Of fisher, in place of it: a column of a table, of numbers.")
+@click.option("--labels", metavar="FILE", help="Of fisher, or a ridge that classifies: a .npy file of a label a row.")
+@click.option("--label-column", metavar="NAME", help="In place of --labels: a column of a table, of numbers.")
+@click.option("--targets", metavar="FILE", help="Of ridge: a .npy file of one or more numbers for each row of TRAIN.")
+@click.option("--target-columns", metavar="NAMES", help="In place of --targets: columns of a table, with commas.")
+@click.option(
+    "--alpha", callback=option_parsing.parse_alpha, metavar="NUMBER", help="Of ridge: the penalty, or loo. [1]"
+)
+@click.option("--solver", type=click.Choice(["auto", "dense", "tiled"]), help="Of fisher and ridge. [auto]")
 @click.option(
     "--shrinkage",
     callback=option_parsing.parse_shrinkage,

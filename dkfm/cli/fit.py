@@ -11,8 +11,17 @@ import numpy.typing as npt
 
 from dkfm.cli import option_parsing as arguments
 from dkfm.errors import InvalidInputError
-from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA, load
+from dkfm.estimators import (
+    ExactFeatureMap,
+    KernelEstimator,
+    KernelFisher,
+    KernelPCA,
+    KernelRidge,
+    KernelRidgeClassifier,
+    load,
+)
 from dkfm.estimators.fitting import streamed
+from dkfm.estimators.kernel_ridge import RidgeEstimator
 from dkfm.estimators.planning.fit_plan import plan_fit
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
@@ -35,16 +44,27 @@ if TYPE_CHECKING:
 _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "random_state"
 """Options of the method features alone."""
 
-_FISHER_OPTIONS = "labels", "label_column", "shrinkage"
-"""Options of the method fisher alone."""
-
 _PCA_OPTIONS = ("standardize",)
 """Options of the method pca alone."""
+
+_LABEL_OPTIONS = "labels", "label_column"
+_TARGET_OPTIONS = "targets", "target_columns"
+
+_OPTIONS_OF = {
+    ("features",): _FEATURE_OPTIONS,
+    ("pca",): _PCA_OPTIONS,
+    ("fisher",): ("shrinkage",),
+    ("ridge",): (*_TARGET_OPTIONS, "alpha"),
+    ("fisher", "ridge"): (*_LABEL_OPTIONS, "solver"),
+    ("pca", "fisher"): ("components",),
+    ("pca", "fisher", "ridge"): ("map_path",),
+}
+"""Options that belong to some methods."""
 
 _COMMON_OPTIONS = "tile_rows", "workspace", "dtype", "progress"
 """Options that are parameters of every estimator."""
 
-_MAP_OPTIONS = "kernel", "param", "on_indefinite", "tile_rows", "workspace", *_PCA_OPTIONS
+_MAP_OPTIONS = "kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", *_PCA_OPTIONS
 """Options that fits in the features of a map do not have."""
 
 
@@ -67,6 +87,10 @@ class FitOptions:
     components: int | float | None
     labels: str | None
     label_column: str | None
+    targets: str | None
+    target_columns: str | None
+    alpha: float | str | None
+    solver: str | None
     shrinkage: float | str | None
     tile_rows: int | None
     columns: str | None
@@ -84,20 +108,35 @@ class FitOptions:
 
     def require_consistent(self) -> None:
         """Raise a usage error if options contradict each other."""
-        methods = {"features": _FEATURE_OPTIONS, "pca": _PCA_OPTIONS, "fisher": _FISHER_OPTIONS}
-        for method, names in methods.items():
-            if self.method != method and (wrong := self.select_given(names)):
-                raise click.UsageError(f"--{next(iter(wrong)).replace('_', '-')} belongs to --method {method}.")
+        for methods, names in _OPTIONS_OF.items():
+            if self.method not in methods and (wrong := self.select_given(names)):
+                belongs = " and ".join(f"--method {method}" for method in methods)
+                raise click.UsageError(f"{_name_option(next(iter(wrong)))} belongs to {belongs}.")
         if (self.kernel is None) == (self.map_path is None):
-            raise click.UsageError("dkfm fit takes --kernel, or --map of a pca or of fisher; one of them.")
+            raise click.UsageError("dkfm fit takes --kernel, or --map of a pca, fisher or ridge; one of them.")
         if self.map_path is not None and (wrong := self.select_given(_MAP_OPTIONS)):
-            raise click.UsageError(f"--{next(iter(wrong)).replace('_', '-')} does not go with --map.")
-        if self.map_path is not None and self.method == "features":
-            raise click.UsageError("--map belongs to --method pca and --method fisher.")
-        if self.method == "features" and self.components is not None:
-            raise click.UsageError("--components belongs to --method pca and --method fisher.")
-        if self.method == "fisher" and (self.labels is None) == (self.label_column is None):
+            raise click.UsageError(f"{_name_option(next(iter(wrong)))} does not go with --map.")
+        if self.method == "fisher" and len(self.select_given(_LABEL_OPTIONS)) != 1:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
+        if self.method == "ridge" and len(self.select_given((*_LABEL_OPTIONS, *_TARGET_OPTIONS))) != 1:
+            raise click.UsageError(
+                "--method ridge takes --targets, or --target-columns of a table, or the labels of a classifier with "
+                "--labels or --label-column; one of them."
+            )
+
+    @property
+    def y_columns(self) -> list[str]:
+        """Columns of the table that are labels or targets, and no features."""
+        return arguments.parse_list(self.label_column or self.target_columns) or []
+
+    @property
+    def y_path(self) -> str | None:
+        """File of labels or targets."""
+        return self.labels or self.targets
+
+
+def _name_option(field: str) -> str:
+    return f"--{field.removesuffix('_path').replace('_', '-')}"
 
 
 def run_plan(train: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
@@ -109,9 +148,9 @@ def run_plan(train: str, options: FitOptions, connection: AbstractContextManager
     names = arguments.parse_list(options.columns)
     table = open_source(train, columns=names, id_column=options.id_column)
     with connection:
-        if options.label_column is None:
+        if not options.y_columns:
             return plan_fit(estimator, train, columns=names, id_column=options.id_column)
-        return plan_fit(estimator, (table.shape[0], table.mean_values_per_row - 1))
+        return plan_fit(estimator, (table.shape[0], table.mean_values_per_row - len(options.y_columns)))
 
 
 def _load_kernel(options: FitOptions) -> Kernel:
@@ -140,7 +179,7 @@ def _fit_and_save(
     estimator = _build_estimator(kernel, options)
     model_transfer.require_writable_location(model, overwrite=options.overwrite)
     table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
-    inputs = [table.location, None if options.labels is None else Path(options.labels)]
+    inputs = [table.location, None if options.y_path is None else Path(options.y_path)]
     require_disjoint(locate(model), "model", inputs)
     if options.workspace is not None:
         require_not_inside(local_path(options.workspace).absolute(), "workspace", inputs)
@@ -172,13 +211,14 @@ def _fit_in_map(
     feature_map = load(map_path)
     if not isinstance(feature_map, ExactFeatureMap):
         raise InvalidInputError(f"--map takes a feature map, and {map_path} is a {type(feature_map).__name__}.")
-    if options.shrinkage == "auto":
-        raise click.UsageError("--shrinkage auto needs a Gram matrix, and --map has none; give a number.")
+    if options.shrinkage == "auto" or options.alpha == "loo":
+        chosen = "--shrinkage auto" if options.shrinkage == "auto" else "--alpha loo"
+        raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
     model_transfer.require_writable_location(model, overwrite=options.overwrite)
     fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
     columns = arguments.parse_list(options.columns)
     table = open_source(train, columns=columns, id_column=options.id_column)
-    inputs = [table.location, Path(map_path), None if options.labels is None else Path(options.labels)]
+    inputs = [table.location, Path(map_path), None if options.y_path is None else Path(options.y_path)]
     require_disjoint(locate(model), "model", inputs)
     source, labels = _split_labels(table, train, options)
     if columns is None and fitted_columns is not None and isinstance(source, NamedColumns):
@@ -188,6 +228,9 @@ def _fit_in_map(
         rows, count = SourceRows(source), options.components
         if options.method == "pca":
             estimator = KernelPCA.from_map(feature_map, count, rows)
+        elif options.method == "ridge":
+            alpha = 1.0 if options.alpha is None else float(options.alpha)
+            estimator = _ridge_class(options).from_map(feature_map, labels, rows, alpha=alpha)
         else:
             shrinkage = 1e-3 if options.shrinkage is None else float(options.shrinkage)
             estimator = KernelFisher.from_map(
@@ -204,19 +247,31 @@ def _build_estimator(kernel: Kernel, options: FitOptions) -> KernelEstimator:
         return ExactFeatureMap(kernel).set_params(**options.select_given(_FEATURE_OPTIONS), **shared)
     if options.method == "pca":
         return KernelPCA(options.components, kernel=kernel).set_params(**shared)
-    shrinkage = {} if options.shrinkage is None else {"shrinkage": options.shrinkage}
-    return KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**shrinkage, **shared)
+    given = options.select_given(("shrinkage", "solver")) | ({} if options.alpha is None else {"alpha": options.alpha})
+    if options.method == "ridge":
+        return _ridge_class(options)(kernel=kernel).set_params(**given, **shared)
+    return KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**given, **shared)
+
+
+def _ridge_class(options: FitOptions) -> type[RidgeEstimator]:
+    """Return the class of a regression, or of a classifier if there are labels."""
+    return KernelRidgeClassifier if options.select_given(_LABEL_OPTIONS) else KernelRidge
 
 
 def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":
-    """Return the source without the label column, and the labels if there are any."""
-    ids, label = options.id_column, options.label_column
-    if label is None:
+    """Return the source without the columns of labels or targets, and these if there are any."""
+    ids, names = options.id_column, options.y_columns
+    if not names:
+        if options.targets is not None:
+            return source, arguments.read_labels(options.targets, "--targets", "target")
         return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
     if not isinstance(source, NamedColumns):
-        raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
-    label_source = open_source(train, columns=[label], id_column=ids)
-    values = cast("Array", label_source.read(slice(0, label_source.shape[0])))[:, 0]
+        option, file = ("label-column", "labels") if options.label_column else ("target-columns", "targets")
+        raise InvalidInputError(f"--{option} names a column of a table, and {train} is none; use --{file}.")
+    y_source = open_source(train, columns=names, id_column=ids)
+    values = cast("Array", y_source.read(slice(0, y_source.shape[0])))
+    others = open_source(train, columns=[name for name in source.columns if name not in names], id_column=ids)
+    if options.label_column is None:
+        return others, values if len(names) > 1 else values[:, 0]
     are_integers = bool((values == np.rint(values)).all())
-    others = [name for name in source.columns if name != label]
-    return open_source(train, columns=others, id_column=ids), values.astype(np.int64) if are_integers else values
+    return others, values[:, 0].astype(np.int64) if are_integers else values[:, 0]

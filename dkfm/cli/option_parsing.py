@@ -133,6 +133,14 @@ def parse_shrinkage(context: click.Context, parameter: click.Parameter, text: st
     raise click.BadParameter(f'{text} is no number, nor "auto".')
 
 
+def parse_alpha(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
+    """Return a penalty, or "loo"."""
+    number = None if text is None else _parse_number_or_text(text)
+    if number is None or number == "loo" or (isinstance(number, float | int) and number >= 0):
+        return number
+    raise click.BadParameter(f'{text} is no number >= 0, nor "loo".')
+
+
 def allow_user_imports(*functions: str) -> None:
     """Append the working directory to the import path if the user names any function as ``module:function``."""
     if any(":" in function for function in functions) and "" not in sys.path:
@@ -148,8 +156,8 @@ def parse_list(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
-def read_labels(path: str, option: str) -> "npt.NDArray[np.generic]":
-    """Return the labels (n,) of a .npy file, which is never unpickled."""
+def read_labels(path: str, option: str, what: str = "label") -> "npt.NDArray[np.generic]":
+    """Return the labels (n,), or targets (n,) or (n, q), of a .npy file, which is never unpickled."""
     from dkfm.sources import npy  # imports NumPy, which --help does not need
 
     if not Path(path).exists():
@@ -158,9 +166,9 @@ def read_labels(path: str, option: str) -> "npt.NDArray[np.generic]":
         labels = npy.load_npy(path)
     except InvalidInputError as error:
         reason = extract_reason(error) + (" (words are saved with .astype(str))" if "objects" in str(error) else "")
-        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {reason}.") from None
-    if labels.ndim != 1:
-        raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {labels.shape}.")
+        raise InvalidInputError(f"{option} takes a .npy file of one {what} a row: {reason}.") from None
+    if labels.ndim not in ((1,) if what == "label" else (1, 2)):
+        raise InvalidInputError(f"{option} takes one {what} a row, of shape (n,), and {path} has {labels.shape}.")
     return labels
 
 

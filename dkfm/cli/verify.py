@@ -66,11 +66,16 @@ def describe_stored(stored: "StoredEstimator") -> str:
     """Return the size of a fitted model in a few words."""
     from dkfm.estimators.stored.discriminants import StoredDiscriminants
     from dkfm.estimators.stored.feature_map import StoredMap
+    from dkfm.estimators.stored.ridge import StoredRidge
 
     landmarks = f"{stored.model.landmarks.shape[0]:,} landmarks"
     if isinstance(stored, StoredDiscriminants):
         classes, shrinkage = cast("Array", stored.values["priors"]), cast("float", stored.values["shrinkage"])
         return f"{landmarks}, {len(classes):,} classes, shrinkage {shrinkage:.3g}"
+    if isinstance(stored, StoredRidge):
+        alpha, width = stored.parameters["fitted_alpha"], stored.model.head(stored.output).n_columns
+        penalty = f"{alpha:.3g}" if isinstance(alpha, float) else f"{min(alpha):.3g} to {max(alpha):.3g}"  # type: ignore[call-overload]  # else a list
+        return f"{landmarks}, {width:,} {'target' if width == 1 else 'targets'}, alpha {penalty}"
     if not isinstance(stored, StoredMap):
         return landmarks
     bound = "not known, for training rows were sampled" if stored.error_bound is None else f"{stored.error_bound:.1e}"

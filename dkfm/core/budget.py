@@ -255,9 +255,14 @@ def factor_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) 
     return _VALUE * (max(5, blocks + 2) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
 
+def inverse_task_bytes(n: int, tile_rows: int, columns: int) -> int:
+    """Return the bytes of a task that computes some columns of the inverse of a tiled factor, in blocks of rows."""
+    return _VALUE * (columns * (n + 3 * tile_rows) + tile_rows * tile_rows)
+
+
 def factor_seconds(n: int, threads: int) -> float:
-    """Predict the seconds of threads that factor an N x N Gram matrix in tiles."""
-    return n**3 / 3 * PRODUCT_SECONDS / threads
+    """Predict the seconds of threads that factor an N x N Gram matrix in tiles, read and written in a tenth of them."""
+    return 1.1 * n**3 / 6 * PRODUCT_SECONDS / threads
 
 
 def largest_n_within(limit: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:

@@ -17,7 +17,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelTransformer, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, discriminants, streamed
-from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
+from dkfm.estimators.fitting.choices import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
@@ -69,6 +69,9 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         fold have 99 % of all k(x, x).
     priors : array-like of shape (C,), default=None
         Probabilities of the classes; None is their frequencies in the training rows.
+    solver : {"auto", "dense", "tiled"}, default="auto"
+        "dense" factors the Gram matrix in memory; "tiled" factors it in tiles on disk, on the current Dask client or on
+        threads, and refines the solution. "auto" is "tiled" if memory is too small.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if the centred Gram matrix is not positive semi-definite: raise, or drop its negative part and warn.
     dtype : {"float64", "float32"} or NumPy dtype, default=None
@@ -76,7 +79,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     tile_rows : int, default=None
         Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
     workspace : path, default=None
-        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+        Folder for the Gram matrix or its factor, and a large model of dask arrays; None is a temporary directory.
     progress : bool, default=True
         Whether to show the Gram tiles done, for work of more than 2 seconds, in a notebook or a terminal (on stderr).
 
@@ -151,6 +154,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         kernel_params: Mapping[str, object] | None = None,
         shrinkage: float | Literal["auto"] = 1e-3,
         priors: object = None,
+        solver: Solver = "auto",
         on_indefinite: IndefinitePolicy = "raise",
         dtype: DType | None = None,
         tile_rows: int | None = None,
@@ -165,6 +169,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         self.kernel_params = kernel_params
         self.shrinkage = shrinkage
         self.priors = priors
+        self.solver = solver
         self.on_indefinite = on_indefinite
         self.dtype = dtype
         self.tile_rows = tile_rows
@@ -275,7 +280,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
             raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
         chosen = None if shrinkage == "auto" else float(shrinkage)
         return DiscriminantOptions(
-            count, chosen, self.priors, self.on_indefinite, self.tile_rows, self.workspace, self.progress
+            count, chosen, self.priors, self.solver, self.on_indefinite, self.tile_rows, self.workspace, self.progress
         )
 
     def _list_priors(self) -> list[float] | None:

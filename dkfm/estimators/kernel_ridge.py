@@ -15,7 +15,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import ridge, streamed
-from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
+from dkfm.estimators.fitting.choices import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.ridge import GivenTargets
@@ -49,6 +49,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         kernel_params: Mapping[str, object] | None = None,
         alphas: object = None,
         leave_one_out: bool = False,
+        solver: Solver = "auto",
         on_indefinite: IndefinitePolicy = "raise",
         dtype: DType | None = None,
         tile_rows: int | None = None,
@@ -63,6 +64,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         self.kernel_params = kernel_params
         self.alphas = alphas
         self.leave_one_out = leave_one_out
+        self.solver = solver
         self.on_indefinite = on_indefinite
         self.dtype = dtype
         self.tile_rows = tile_rows
@@ -76,7 +78,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
     def fit(self, X: object, y: object = None, sample_weight: object = None) -> Self:
         """Fit the regression to training rows X with targets y.
 
-        The Gram matrix is computed on the current Dask client, or on threads of this process; its factor here.
+        The Gram matrix, or its factor in tiles, is computed on the current Dask client, or on threads of this process.
 
         Parameters
         ----------
@@ -212,14 +214,18 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         k(x, x).
     leave_one_out : bool, default=False
         Whether to predict each training row by the regression on all others, without refitting; alpha="loo" does.
+    solver : {"auto", "dense", "tiled"}, default="auto"
+        "dense" factors the Gram matrix in memory. "tiled" factors it in tiles on disk, on the current Dask client or on
+        threads, and refines the solution; no N x N matrix is in memory. "auto" is "tiled" if memory is too small.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if ``K + alpha`` is not positive definite: raise, or drop the negative part of the Gram matrix and warn.
     dtype : {"float64", "float32"} or NumPy dtype, default=None
         Precision of the fitted model; None is that of the training rows. The fit itself is in float64.
     tile_rows : int, default=None
-        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+        Rows and columns of a tile of the Gram matrix, or of its factor; None is 2,048.
     workspace : path, default=None
-        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+        Folder for the Gram matrix or its factor, which stay there, and for a large model of dask arrays; a fit that was
+        killed goes on with what is there. None is a temporary directory.
     progress : bool, default=True
         Whether to show the Gram tiles done, for work of more than 2 seconds, in a notebook or a terminal (on stderr).
 

@@ -11,7 +11,7 @@ from sklearn.base import ClassifierMixin
 
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import class_labels, ridge
-from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
+from dkfm.estimators.fitting.choices import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.ridge import GivenTargets
 from dkfm.estimators.kernel_ridge import RidgeEstimator
@@ -51,6 +51,8 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         Penalties that alpha="loo" chooses from, as for `KernelRidge`.
     leave_one_out : bool, default=False
         Whether to predict each training row by the regressions on all others.
+    solver : {"auto", "dense", "tiled"}, default="auto"
+        How the systems are solved, as for `KernelRidge`.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if ``K + alpha`` is not positive definite, as for `KernelRidge`.
     dtype : {"float64", "float32"} or NumPy dtype, default=None
@@ -107,6 +109,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         class_weight: Mapping[object, float] | Literal["balanced"] | None = None,
         alphas: object = None,
         leave_one_out: bool = False,
+        solver: Solver = "auto",
         on_indefinite: IndefinitePolicy = "raise",
         dtype: DType | None = None,
         tile_rows: int | None = None,
@@ -122,6 +125,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
             kernel_params=kernel_params,
             alphas=alphas,
             leave_one_out=leave_one_out,
+            solver=solver,
             on_indefinite=on_indefinite,
             dtype=dtype,
             tile_rows=tile_rows,

@@ -14,6 +14,7 @@ from dkfm.estimators.fitting import streamed
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.pca import compute_landmark_moments
+from dkfm.estimators.fitting.solvers import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.discriminants import certify_discriminants
 from dkfm.execution import memory, progress
@@ -21,6 +22,8 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
+from dkfm.gram.linear_systems.direct_solver import SystemOptions, solve_system
+from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
@@ -28,6 +31,7 @@ from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import fisher, shrinkage
 from dkfm.numerics.supervised.fisher import Classes, Discriminants
+from dkfm.numerics.supervised.fisher_by_systems import solve_discriminants_by_systems
 
 _PRIORS_TOLERANCE = 1e-6
 """Largest difference allowed between the sum of the priors and 1."""
@@ -40,6 +44,7 @@ class DiscriminantOptions:
     n_components: int | None
     shrinkage: float | None
     priors: object
+    solver: str
     on_indefinite: str
     tile_rows: int | None
     workspace: str | Path | None
@@ -72,31 +77,52 @@ def fit_discriminants(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, dtype: np.dtype[np.floating]
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
+    decomposes = decomposes_gram(options, data.kernel)
+    if choose_solver(data, options.solver, decomposes, "KernelFisher") == "tiled":
+        chosen, result = cast("float", options.shrinkage), _solve_by_tiles(data, classes, options)
+    else:
+        chosen, result = _solve_in_memory(data, classes, options, decomposes)
+    heads = fisher.make_discriminant_heads(result, classes, options.n_components)
+    model = cast_model(Model(data.kernel, data.rows_as_landmarks, heads), dtype)
+    values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
+    weights = {"sample_weight": classes.weights}
+    measured = certify_discriminants(prepare_scorer(model), data, {**values, **weights}, result.ridge)
+    warn_of_rounding(measured, dtype)
+    return model, {**values, "certificate": measured}
+
+
+def _solve_by_tiles(data: TrainingData, classes: Classes, options: DiscriminantOptions) -> Discriminants:
+    """Solve by a factor in tiles on disk, on the current Dask client or on threads of this process."""
+    kernel, X = data.kernel, data.rows_as_landmarks
+    system = SystemOptions(options.tile_rows, options.workspace, options.progress)
+    with open_matrix_free(kernel, X, classes.count + 1, workspace=options.workspace, progress=options.progress) as gram:
+        return solve_discriminants_by_systems(
+            gram.__matmul__,
+            lambda ridge, right: solve_system(kernel, X, ridge, classes.weights, right, system).values,
+            data.diagonal(),
+            classes,
+            cast("float", options.shrinkage),
+        )
+
+
+def _solve_in_memory(
+    data: TrainingData, classes: Classes, options: DiscriminantOptions, decomposes: bool
+) -> tuple[float, Discriminants]:
+    """Return the shrinkage and the discriminants from the Gram matrix in memory."""
     kernel, n, d = data.kernel, data.rows_as_landmarks.shape[0], data.mean_values_per_row
     clips = options.on_indefinite == "clip" and not _is_known_psd(kernel)
-    by_eigenvalues, decomposes = _needs_eigenvalues(options, kernel), decomposes_gram(options, kernel)
-    squares = budget.EIGENVECTOR_SQUARES if decomposes else 1
-    memory.require_gram_memory(n, d, kernel.peak_blocks, kernel.landmark_copies, squares, "KernelFisher")
+    by_eigenvalues = _needs_eigenvalues(options, kernel)
     has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
     log_stage("root", f"discriminants from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar("dkfm-root", seconds if decomposes else 0.0, options.progress):
         if options.shrinkage is None:
-            chosen, result = _choose_shrinkage_and_solve(K, classes, options.on_indefinite, by_eigenvalues, clips)
-        else:
-            chosen, spectral = options.shrinkage, by_eigenvalues or (None if has_room else False)
-            result = fisher.solve_discriminants(
-                K, classes, chosen, by_eigenvalues=spectral, on_indefinite=options.on_indefinite
-            )
-    del K
-    heads = fisher.make_discriminant_heads(result, classes, options.n_components)
-    model = cast_model(Model(kernel, data.rows_as_landmarks, heads), dtype)
-    values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
-    weights = {"sample_weight": classes.weights}
-    measured = certify_discriminants(prepare_scorer(model), data, {**values, **weights}, result.ridge)
-    warn_of_rounding(measured, dtype)
-    return model, {**values, "certificate": measured}
+            return _choose_shrinkage_and_solve(K, classes, options.on_indefinite, by_eigenvalues, clips)
+        spectral = by_eigenvalues or (None if has_room else False)
+        return options.shrinkage, fisher.solve_discriminants(
+            K, classes, options.shrinkage, by_eigenvalues=spectral, on_indefinite=options.on_indefinite
+        )
 
 
 def decomposes_gram(options: DiscriminantOptions, kernel: Kernel) -> bool:

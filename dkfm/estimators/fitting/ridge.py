@@ -15,11 +15,15 @@ from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting import streamed
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
+from dkfm.estimators.fitting.solvers import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge
-from dkfm.execution import memory, progress
+from dkfm.execution import progress
+from dkfm.execution.scoring_threads import use_all_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
+from dkfm.gram.linear_systems import direct_solver
+from dkfm.gram.linear_systems.direct_solver import SystemOptions
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
@@ -43,6 +47,7 @@ class RidgeOptions:
     alpha: object
     alphas: object
     leave_one_out: bool
+    solver: str
     on_indefinite: str
     tile_rows: int | None
     workspace: str | Path | None
@@ -150,28 +155,57 @@ def fit_ridge(
     data: TrainingData, targets: Targets, options: RidgeOptions, dtype: np.dtype[np.floating], stored: type[StoredRidge]
 ) -> tuple[Model, dict[str, object], object]:
     """Return the model of a regression, the fitted values by name, and the penalty, as JSON has it."""
-    (n, q), kernel = targets.values.shape, data.kernel
-    penalties = options.penalties(q)
-    squares = budget.EIGENVECTOR_SQUARES if penalties is None or options.on_indefinite == "clip" else 1
-    memory.require_gram_memory(
-        n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares, "KernelRidge"
+    penalties, diagonal = options.penalties(targets.count), data.diagonal()
+    path = None if penalties is not None else options.path(float(np.abs(diagonal).mean()), len(diagonal))
+    by_eigenvalues = penalties is None or ridge.needs_eigenvalues(
+        penalties, targets.weights * diagonal, options.on_indefinite
     )
-    diagonal = data.diagonal()
-    path = None if penalties is not None else options.path(float(np.abs(diagonal).mean()), n)
-    K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
-    seconds = budget.cholesky_seconds(n) if squares == 1 else budget.eigendecomposition_seconds(n)
-    log_stage("root", f"regression from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
-    with progress.show_elapsed_bar("dkfm-root", 0.0 if squares == 1 else seconds, options.progress):
-        if penalties is None:
-            solution = ridge.solve_ridge_path(K, targets, cast("Array", path), options.on_indefinite)
-        else:
-            leaves_out, policy = bool(options.leave_one_out), options.on_indefinite
-            solution = ridge.solve_ridge(K, targets, penalties, leave_one_out=leaves_out, on_indefinite=policy)
-    del K
+    if choose_solver(data, options.solver, by_eigenvalues, "KernelRidge") == "dense":
+        solution = _solve_in_memory(data, targets, options, penalties, path, by_eigenvalues)
+    else:
+        solution = _solve_by_tiles(data, targets, options, cast("Array", penalties))
     fitted = {} if path is None else {"alphas": path, "loo_errors": cast("Array", solution.path_errors)}
-    model = _make_model(Model(kernel, data.rows_as_landmarks, {}), solution.coefficients, stored, dtype)
+    model = _make_model(Model(data.kernel, data.rows_as_landmarks, {}), solution.coefficients, stored, dtype)
     values = _certify(model, data, solution, np.abs(targets.values).max(axis=0), stored)
     return model, {**fitted, **values}, _to_json(solution.alphas, options.alpha)
+
+
+def _solve_in_memory(
+    data: TrainingData,
+    targets: Targets,
+    options: RidgeOptions,
+    penalties: Array | None,
+    path: Array | None,
+    by_eigenvalues: bool,
+) -> RidgeSolution:
+    n = len(targets.weights)
+    K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
+    seconds = budget.eigendecomposition_seconds(n) if by_eigenvalues else budget.cholesky_seconds(n)
+    log_stage("root", f"regression from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
+    with progress.show_elapsed_bar("dkfm-root", seconds if by_eigenvalues else 0.0, options.progress):
+        if penalties is None:
+            return ridge.solve_ridge_path(K, targets, cast("Array", path), options.on_indefinite)
+        leaves_out, policy = bool(options.leave_one_out), options.on_indefinite
+        return ridge.solve_ridge(K, targets, penalties, leave_one_out=leaves_out, on_indefinite=policy)
+
+
+def _solve_by_tiles(data: TrainingData, targets: Targets, options: RidgeOptions, penalties: Array) -> RidgeSolution:
+    """Solve by a factor in tiles on disk, on the current Dask client or on threads of this process."""
+    system = SystemOptions(options.tile_rows, options.workspace, options.progress)
+
+    def solve(alpha: float, right: Array) -> tuple[Array, Array | None]:
+        found = direct_solver.solve_system(
+            data.kernel,
+            data.rows_as_landmarks,
+            alpha,
+            targets.weights,
+            right,
+            system,
+            inverse_diagonal=bool(options.leave_one_out),
+        )
+        return found.values, found.inverse_diagonal
+
+    return ridge.solve_each_penalty(targets, penalties, solve)
 
 
 def fit_in_map(
@@ -215,7 +249,8 @@ def _certify(
     }
     if solution.left_out is not None:
         fitted["loo_predictions"] = solution.left_out
-    measured = stored.certify(prepare_scorer(model), landmarks, fitted)
+    with use_all_threads(prepare_scorer(model), stored.output, len(solution.fitted)) as scorer:
+        measured = stored.certify(scorer, landmarks, fitted)
     warn_of_rounding(measured, model.dtype)
     return {**fitted, "certificate": measured}
 

@@ -142,22 +142,25 @@ def solve_discriminants(
     means = center_gram_in_place(K, weighting)
     ridge = rounding = 0.0
     if not by_eigenvalues:
-        ridge, rounding = _compute_ridge(K, Y, classes, shrinkage), _estimate_rounding(K, means, weighting)
+        ridge, rounding = (
+            _compute_ridge(K, Y, classes, shrinkage),
+            estimate_rounding(float(np.trace(K)), means, weighting),
+        )
         by_eigenvalues = by_eigenvalues is None and rounding > _MAX_ROUNDING * ridge
     if by_eigenvalues:
         return solve_from_eigenvectors(decompose(K, Y, on_indefinite, means, weighting), classes, shrinkage)
     C = _solve_by_cholesky(K, Y, ridge, rounding)
-    return _make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
+    return make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
 
 
 def solve_from_eigenvectors(spectral: "SpectralGram", classes: Classes, shrinkage: float) -> Discriminants:
     """Find the discriminants of a decomposed Gram matrix; see `solve_discriminants`."""
     ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
     residual = spectral.indicator_residual_products(ridge)
-    return _make_discriminants(spectral.combination(ridge), residual, spectral.means, classes, ridge)
+    return make_discriminants(spectral.combination(ridge), residual, spectral.means, classes, ridge)
 
 
-def _make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
+def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
     """Return the discriminants from ``C = R Y`` (N, C), ``ridge Y'RY`` (C, C) and the ridge ``N lambda``."""
     directions = solve_directions(residual / classes.total, classes)
     b = Weighting(classes.weights).apply_centring_transpose(C @ directions.combinations)
@@ -313,22 +316,26 @@ def _compute_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> fl
     return shrinkage * within_class_scatter_trace(float(np.trace(G)), between) / classes.total
 
 
-def _estimate_rounding(G: Array, means: Array, weighting: Weighting) -> float:
+def estimate_rounding(trace: float, means: Array, weighting: Weighting) -> float:
     """Return the rounding error of the eigenvalues of a centred Gram matrix; the errors of N values are random."""
-    scale = max(float(np.trace(G)), weighting.total * abs(float(means @ weighting.shares)))
-    return EPS * scale / float(np.sqrt(len(G)))
+    scale = max(trace, weighting.total * abs(float(means @ weighting.shares)))
+    return EPS * scale / float(np.sqrt(len(means)))
+
+
+def require_ridge_above_rounding(ridge: float, rounding: float, trace: float) -> None:
+    """Raise an InvalidInputError if a ridge is nothing beside the rounding of a centred Gram matrix."""
+    if ridge <= max(ROUNDING_SHARE * trace, 4 * rounding):
+        raise InvalidInputError(
+            f"A ridge of {ridge:.1e} is nothing beside the rounding of kernel values whose variance is {trace:.1e}; "
+            "raise shrinkage, or centre the columns of X."
+        )
 
 
 def _solve_by_cholesky(G: Array, Y: Array, ridge: float, rounding: float) -> Array:
     """Return ``(G + ridge)^(-1) Y`` (N, C); G is overwritten."""
     from scipy.linalg import cho_factor, cho_solve
 
-    total = float(np.trace(G))
-    if ridge <= max(ROUNDING_SHARE * total, 4 * rounding):
-        raise InvalidInputError(
-            f"A ridge of {ridge:.1e} is nothing beside the rounding of kernel values whose variance is {total:.1e}; "
-            "raise shrinkage, or centre the columns of X."
-        )
+    require_ridge_above_rounding(ridge, rounding, float(np.trace(G)))
     G.T.flat[:: len(G) + 1] += ridge
     try:
         factor = cho_factor(G, lower=True, overwrite_a=True, check_finite=False)

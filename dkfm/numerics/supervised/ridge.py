@@ -5,6 +5,7 @@ prediction of a row z is ``k(z, X) c``. It minimizes ``sum_n w_n (y_n - f(x_n))^
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,7 +124,7 @@ def solve_ridge(
             f"To leave rows out needs an alpha above the rounding of the kernel values, {rounding:.1e}, and it is "
             f"{lowest:.1e}."
         )
-    if on_indefinite == "clip" or lowest <= rounding or len(np.unique(alphas)) > _MAX_FACTORS:
+    if needs_eigenvalues(alphas, K.diagonal(), on_indefinite):
         return _Decomposed.from_gram(K, targets, on_indefinite, lowest).solve(alphas, leave_one_out)
     return _solve_by_factors(K, targets, alphas, leave_one_out)
 
@@ -181,6 +182,15 @@ def estimate_rounding(diagonal: Array) -> float:
     return 4 * EPS * len(diagonal) * float(np.abs(diagonal).max(initial=0.0))
 
 
+def needs_eigenvalues(alphas: Array, diagonal: Array, on_indefinite: str) -> bool:
+    """Return whether a weighted Gram matrix with this diagonal must be decomposed: a factor does not serve.
+
+    That is so for a penalty that is nothing beside rounding, for many penalties, and to drop a negative part.
+    """
+    many = len(np.unique(alphas)) > _MAX_FACTORS
+    return on_indefinite == "clip" or many or float(alphas.min()) <= estimate_rounding(diagonal)
+
+
 def predict_left_out(targets: Targets, scaled_coefficients: Array, inverse_diagonal: Array) -> Array:
     """Return the prediction (N, q) of each row by the regression on all others.
 
@@ -197,31 +207,43 @@ def predict_left_out(targets: Targets, scaled_coefficients: Array, inverse_diago
     return predictions
 
 
+Solve = Callable[[float, Array], tuple[Array, Array | None]]
+"""Function of a penalty and right sides b that returns ``A^(-1) b``, and the diagonal of ``A^(-1)`` if it is needed."""
+
+
+def solve_each_penalty(targets: Targets, alphas: Array, solve: Solve) -> RidgeSolution:
+    """Return the solution of a regression, given a function that solves its systems for each penalty."""
+    right, solved, left_out = targets.roots * targets.values, np.empty(targets.values.shape), None
+    for alpha in np.unique(alphas):
+        columns = alphas == alpha
+        solved[:, columns], inverse_diagonal = solve(float(alpha), right[:, columns])
+        if inverse_diagonal is not None:
+            left_out = np.empty(solved.shape) if left_out is None else left_out
+            part = Targets(targets.values[:, columns], targets.weights)
+            left_out[:, columns] = predict_left_out(part, solved[:, columns], inverse_diagonal[:, np.newaxis])
+    fitted = targets.values - alphas * solved / targets.roots
+    return RidgeSolution(alphas, targets.roots * solved, fitted, left_out)
+
+
 def _solve_by_factors(K: Array, targets: Targets, alphas: Array, leave_one_out: bool) -> RidgeSolution:
     """Solve by one Cholesky factor for each penalty; the upper triangle keeps the matrix for the next."""
     from scipy.linalg import cho_solve, lapack
 
-    unique = np.unique(alphas)
-    diagonal = K.diagonal().copy()
-    if len(unique) > 1:
+    diagonal, restored = K.diagonal().copy(), float(alphas.min())
+    if len(np.unique(alphas)) > 1:
         mirror_lower(K)
-    right, solved = targets.roots * targets.values, np.empty(targets.values.shape)
-    left_out = np.empty(targets.values.shape) if leave_one_out else None
-    for number, alpha in enumerate(unique):
-        if number:
+
+    def solve(alpha: float, right: Array) -> tuple[Array, Array | None]:
+        if alpha != restored:
             mirror_lower(K.T)
         np.fill_diagonal(K, diagonal + alpha)
         factor, failed = lapack.dpotrf(K, lower=1, clean=0, overwrite_a=1)
         if failed:
-            raise make_indefinite_error(failed - 1, float(alpha))
-        columns = alphas == alpha
-        solved[:, columns] = cho_solve((factor, True), right[:, columns], check_finite=False)
-        if left_out is not None:
-            inverted = _sum_squares_of_inverse(factor)[:, np.newaxis]
-            part = Targets(targets.values[:, columns], targets.weights)
-            left_out[:, columns] = predict_left_out(part, solved[:, columns], inverted)
-    fitted = targets.values - alphas * solved / targets.roots
-    return RidgeSolution(alphas, targets.roots * solved, fitted, left_out)
+            raise make_indefinite_error(failed - 1, alpha)
+        solution = cho_solve((factor, True), right, check_finite=False)
+        return solution, _sum_squares_of_inverse(factor) if leave_one_out else None
+
+    return solve_each_penalty(targets, alphas, solve)
 
 
 def make_indefinite_error(row: int, alpha: float) -> NotPSDError:

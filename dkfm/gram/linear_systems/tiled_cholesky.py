@@ -25,9 +25,7 @@ from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.files import local, temporary_folders
 from dkfm.gram import build
-from dkfm.gram.shared_arrays import open_shared_arrays
-from dkfm.gram.stored_gram import existing_bytes
-from dkfm.gram.tiled_cholesky.tile_store import (
+from dkfm.gram.linear_systems.tile_store import (
     Pair,
     TileStore,
     count_lower_tiles,
@@ -35,9 +33,12 @@ from dkfm.gram.tiled_cholesky.tile_store import (
     name_store,
     open_tile_store,
 )
+from dkfm.gram.shared_arrays import open_shared_arrays
+from dkfm.gram.stored_gram import existing_bytes
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.roots import ROUNDING_SHARE
+from dkfm.numerics.supervised.ridge import make_indefinite_error
 from dkfm.sources.base import Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
 
@@ -260,21 +261,11 @@ def _factor_diagonal(A: Array, diagonal: Array, first: int, alpha: float) -> Arr
     if alpha == 0:
         low = np.square(L.diagonal()) <= ROUNDING_SHARE * diagonal
         if low.any():
-            raise make_indefinite_error(first + int(low.argmax()), alpha)
+            raise NotPSDError(
+                f"Row {first + int(low.argmax())} is, up to rounding, in the span of the rows before it, and the Gram "
+                "matrix has no Cholesky factor of full rank; use pivots, which leave such rows out, or an alpha."
+            )
     return L
-
-
-def make_indefinite_error(row: int, alpha: float) -> NotPSDError:
-    """Return the error of a matrix whose factor breaks down at a row."""
-    if alpha == 0:
-        return NotPSDError(
-            f"Row {row} is, up to rounding, in the span of the rows before it, and the Gram matrix has no Cholesky "
-            "factor of full rank; use pivots, which leave such rows out, or an alpha."
-        )
-    return NotPSDError(
-        f"The Gram matrix of this kernel is not positive semi-definite: with alpha = {alpha:.6g} its Cholesky factor "
-        f"breaks down at row {row}; choose another kernel or a larger alpha."
-    )
 
 
 def solve_from_right(A: Array, L: Array) -> None:

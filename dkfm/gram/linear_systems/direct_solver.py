@@ -1,0 +1,93 @@
+"""Solve ``(S K S + alpha) c = b`` by a tiled factor, and refine the solution by products with kernel values."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dkfm.core.rows import Array, Rows
+from dkfm.execution.stage_log import log_stage
+from dkfm.gram.linear_systems import tiled_solves
+from dkfm.gram.linear_systems.tiled_cholesky import open_tiled_factor
+from dkfm.gram.matrix_free import open_matrix_free
+from dkfm.kernels.base import Kernel
+
+_TOLERANCE = 1e-13
+"""Residual, relative to the right side, that no further refinement is tried for."""
+
+_MAX_REFINEMENTS = 3
+"""Largest number of refinements; each must halve the residual."""
+
+
+@dataclass(frozen=True)
+class SystemOptions:
+    """How systems are solved: rows of a tile, where the factor is kept, and whether progress is shown."""
+
+    tile_rows: int | None = None
+    workspace: str | Path | None = None
+    progress: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class SystemSolution:
+    """Solution of systems with a matrix A (N, N)."""
+
+    values: Array
+    """``A^(-1) b``. Shape (N, q)."""
+    residuals: Array
+    """``|A c - b| / |b|`` of each right side, measured with newly computed kernel values; 0 if b is. Shape (q,)."""
+    inverse_diagonal: Array | None
+    """Diagonal of ``A^(-1)``, if it was asked for. Shape (N,)."""
+
+
+def solve_system(
+    kernel: Kernel,
+    X: Rows,
+    alpha: float,
+    weights: Array,
+    right: Array,
+    options: SystemOptions,
+    *,
+    inverse_diagonal: bool = False,
+) -> SystemSolution:
+    """Solve ``(S K S + alpha) c = b`` for right sides b (N, q), with S the square roots of the weights (N,).
+
+    The tasks run on the current Dask client, or on threads of this process.
+
+    Raises
+    ------
+    NotPSDError
+        The matrix is not positive definite.
+    BudgetError
+        A tile does not fit in memory, or the factor on the disk.
+    """
+    workspace, progress, roots = options.workspace, options.progress, np.sqrt(weights)[:, np.newaxis]
+    with open_tiled_factor(
+        kernel, X, alpha, weights, tile_rows=options.tile_rows, workspace=workspace, progress=progress
+    ) as factor:
+        values = tiled_solves.solve(factor, right)
+        with open_matrix_free(kernel, X, right.shape[1], workspace=workspace, progress=progress) as gram:
+
+            def measure(values: Array) -> tuple[Array, Array]:
+                rest = right - roots * (gram @ (roots * values)) - alpha * values
+                return rest, _relative_norms(rest, right)
+
+            rest, residuals = measure(values)
+            for _ in range(_MAX_REFINEMENTS):
+                if residuals.max(initial=0.0) <= _TOLERANCE:
+                    break
+                refined = values + tiled_solves.solve(factor, rest)
+                rest, found = measure(refined)
+                if not found.max() < residuals.max() / 2:
+                    break
+                values, residuals = refined, found
+        worst = float(residuals.max(initial=0.0))
+        log_stage("solve", f"residual of the system {worst:.1e} of its right side", rows=len(right), residual=worst)
+        diagonal = tiled_solves.compute_inverse_diagonal(factor, progress=progress) if inverse_diagonal else None
+    return SystemSolution(values, residuals, diagonal)
+
+
+def _relative_norms(rest: Array, right: Array) -> Array:
+    norms, sizes = (np.linalg.norm(columns, axis=0) for columns in (rest, right))
+    relative: Array = np.divide(norms, sizes, out=np.zeros_like(norms), where=sizes > 0)
+    return relative

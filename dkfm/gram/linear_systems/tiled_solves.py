@@ -1,0 +1,148 @@
+"""Solve systems with a tiled factor: it is read once in each direction, by threads of this process.
+
+The diagonal of the inverse, which takes as long as the factor, is computed by tasks.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkfm.core import budget, chunking, cpus
+from dkfm.core.rows import Array
+from dkfm.errors import ClusterError
+from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.clusters.current_client import find_client, is_inside_worker
+from dkfm.execution.executors import open_executor
+from dkfm.execution.stage_log import describe_place, log_stage
+from dkfm.execution.task_runner import run_tasks
+from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.gram.linear_systems.tile_store import Pair, TileStore
+from dkfm.gram.linear_systems.tiled_cholesky import solve_from_right
+from dkfm.gram.shared_arrays import open_shared_arrays
+
+_PANEL_COLUMNS = 512
+"""Columns of the inverse of the factor that a task computes together."""
+
+
+def solve(store: TileStore, right: Array) -> Array:
+    """Return ``(L L')^(-1) right`` (N, q), for a factor L (N, N) and right sides (N, q).
+
+    Raises
+    ------
+    DamagedStoreError
+        A tile is missing or damaged.
+    """
+    from scipy.linalg import solve_triangular
+
+    solution = right.astype(np.float64, order="C")
+    with _open_pool() as multiply:
+        for i in range(store.blocks):
+            for part in multiply(store, [(i, k) for k in range(i)], solution, False):
+                solution[store.rows(i)] -= part
+            with store.open_tile((i, i)) as L:
+                solution[store.rows(i)] = solve_triangular(L, solution[store.rows(i)], lower=True, check_finite=False)
+        for j in reversed(range(store.blocks)):
+            for part in multiply(store, [(i, j) for i in range(j + 1, store.blocks)], solution, True):
+                solution[store.rows(j)] -= part
+            with store.open_tile((j, j)) as L:
+                solution[store.rows(j)] = solve_triangular(
+                    L, solution[store.rows(j)], lower=True, trans="T", check_finite=False
+                )
+    return solution
+
+
+_Multiply = Callable[[TileStore, list[Pair], Array, bool], Iterator[Array]]
+
+
+@contextmanager
+def _open_pool() -> Iterator[_Multiply]:
+    """Yield a function that multiplies tiles, or their transposes, by the rows of a solution, in their order."""
+    threads = 1 if is_inside_worker() else cpus.COUNT
+    with single_blas_thread(), ThreadPoolExecutor(threads, thread_name_prefix="dkfm-solve") as pool:
+
+        def multiply(store: TileStore, pairs: list[Pair], solution: Array, transposed: bool) -> Iterator[Array]:
+            return pool.map(lambda pair: _multiply_tile(store, pair, solution, transposed), pairs)
+
+        yield multiply
+
+
+def _multiply_tile(store: TileStore, pair: Pair, solution: Array, transposed: bool) -> Array:
+    with store.open_tile(pair) as tile:
+        product: Array = (tile.T if transposed else tile) @ solution[store.rows(pair[0 if transposed else 1])]
+    return product
+
+
+@dataclass(frozen=True)
+class InverseTask:
+    """Where the columns of the inverse of a factor are computed from."""
+
+    store: TileStore
+    requirements: WorkerRequirements | None
+
+
+def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Array:
+    """Return the diagonal (N,) of ``(L L')^(-1)``, computed by tasks on the current Dask client or on threads.
+
+    Raises
+    ------
+    BudgetError
+        A task does not fit in memory.
+    ClusterError
+        A task killed its workers again and again, or the cluster is gone.
+    """
+    diagonal, panels = np.empty(store.n), _split_columns(store)
+    each = budget.inverse_task_bytes(store.n, store.tile_rows, min(store.tile_rows, _PANEL_COLUMNS))
+
+    def place(result: tuple[slice, Array]) -> None:
+        diagonal[result[0]] = result[1]
+
+    with (
+        open_executor(find_client(None)) as executor,
+        open_shared_arrays(executor, each, 0, "The factor", store.root.parent) as shared,
+    ):
+        seconds = budget.factor_seconds(store.n, executor.threads)
+        text = f"inverse diagonal of {store.n:,} rows, {len(panels)} panels, on {describe_place(executor)}"
+        log_stage("solve", text, seconds=seconds, rows=store.n, threads=executor.threads)
+        task = InverseTask(store, shared.requirements)
+        tasks = ((task, columns) for columns in panels)
+        tally = run_tasks(executor, "dkfm-solve", sum_inverse_squares, tasks, len(panels), progress, place)
+    if tally.fatal_tasks:
+        raise ClusterError("Every worker died that computed some columns of the inverse of the factor.")
+    return diagonal
+
+
+def _split_columns(store: TileStore) -> list[slice]:
+    """Return slices of columns, none of which goes over the end of a tile; the longest columns first."""
+    slices = []
+    for block in range(store.blocks):
+        rows = store.rows(block)
+        for part in chunking.row_slices(rows.stop - rows.start, _PANEL_COLUMNS):
+            slices.append(slice(rows.start + part.start, rows.start + part.stop))
+    return slices
+
+
+def sum_inverse_squares(task: InverseTask, columns: slice) -> tuple[slice, Array]:
+    """Return the sums of squares (w,) of some columns of the inverse of a factor."""
+    check_this_worker(task.requirements)
+    store, first = task.store, columns.start // task.store.tile_rows
+    start, width = store.rows(first).start, columns.stop - columns.start
+    panel = np.zeros((width, store.n - start))  # the transposed columns, from the first block on
+    panel[np.arange(width), np.arange(columns.start, columns.stop) - start] = 1.0
+    with single_blas_thread():
+        for i in range(first, store.blocks):
+            block = _shift(store.rows(i), start)
+            part = np.ascontiguousarray(panel[:, block])
+            for k in range(first, i):
+                with store.open_tile((i, k)) as tile:
+                    part -= panel[:, _shift(store.rows(k), start)] @ tile.T
+            with store.open_tile((i, i)) as triangle:
+                solve_from_right(part, triangle)
+            panel[:, block] = part
+    return columns, np.einsum("ij,ij->i", panel, panel)
+
+
+def _shift(rows: slice, start: int) -> slice:
+    return slice(rows.start - start, rows.stop - start)

@@ -1,0 +1,50 @@
+"""Compute kernel Fisher discriminants from products and linear systems with a Gram matrix that is not in memory."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dkfm.core.rows import Array
+from dkfm.numerics.kernel_components import Weighting
+from dkfm.numerics.supervised import fisher
+from dkfm.numerics.supervised.fisher import Classes, Discriminants
+
+
+def solve_discriminants_by_systems(
+    multiply: Callable[[Array], Array],
+    solve: Callable[[float, Array], Array],
+    diagonal: Array,
+    classes: Classes,
+    shrinkage: float,
+) -> Discriminants:
+    """Find the discriminants of a Gram matrix K; see `fisher.solve_discriminants`.
+
+    Parameters
+    ----------
+    multiply : callable
+        Function of V (N, p) that returns ``K V``.
+    solve : callable
+        Function of a ridge and right sides B (N, p) that returns ``A^(-1) B`` for ``A = D^(1/2) K D^(1/2) + ridge``,
+        with D the weights.
+    diagonal : ndarray of shape (N,)
+        Diagonal of K.
+    classes, shrinkage
+        As in `fisher.solve_discriminants`.
+
+    Notes
+    -----
+    Let u be the unit vector along ``D^(1/2) 1``, and ``P = 1 - u u'``. The centred matrix is ``G = P (A - ridge) P``.
+    For Y orthogonal to u, ``(G + ridge)^(-1) Y = A^(-1) Y - A^(-1) u (u'A^(-1) Y) / (u'A^(-1) u)``.
+    """
+    weighting, Y = Weighting(classes.weights), classes.weighted_centred_indicators()
+    product = multiply(np.column_stack([weighting.roots[:, np.newaxis] * Y, weighting.shares]))
+    means = product[:, -1]
+    trace = float(classes.weights @ diagonal) - classes.total * float(means @ weighting.shares)
+    between = np.einsum("ij,ij->j", Y, weighting.apply_centring(product[:, :-1])) / classes.sizes
+    ridge = shrinkage * fisher.within_class_scatter_trace(trace, between) / classes.total
+    fisher.require_ridge_above_rounding(ridge, fisher.estimate_rounding(trace, means, weighting), trace)
+    u = weighting.roots / np.sqrt(classes.total)
+    solved = solve(ridge, np.column_stack([Y, u]))
+    C, along = solved[:, :-1], solved[:, -1]
+    C -= np.outer(along, (u @ C) / (u @ along))
+    return fisher.make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
