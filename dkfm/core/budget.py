@@ -255,6 +255,15 @@ def factor_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) 
     return _VALUE * (max(5, blocks + 2) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
 
+def tiled_system_bytes(n: int, d: int, columns: int, tasks: int = 0) -> int:
+    """Return the peak bytes of the driver that solves systems of some right sides by a factor in tiles on disk.
+
+    The driver holds the rows, twice while they are written for workers, some copies of the right sides, and what takes
+    `tasks` bytes in threads of this process.
+    """
+    return _VALUE * (2 * n * (d + 3) + 8 * n * columns) + tasks + PROCESS_BYTES
+
+
 def inverse_task_bytes(n: int, tile_rows: int, columns: int) -> int:
     """Return the bytes of a task that computes some columns of the inverse of a tiled factor, in blocks of rows."""
     return _VALUE * (columns * (n + 3 * tile_rows) + tile_rows * tile_rows)

@@ -257,3 +257,32 @@ def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):
     monkeypatch.setattr(clusters, "fetch_workers", lambda client: None)
     with pytest.raises(ClusterError, match="does not answer"):
         executors.ClientExecutor(Client())
+
+
+def test_a_task_that_waits_for_a_result_starts_after_it():
+    executor, done = Scripted(lambda number, copy: number), []
+
+    def tasks():
+        for number in range(6):
+            while number > len(done):  # all before it have ended
+                yield None
+            yield (number,)
+
+    task_runner.run_tasks(executor, "test", abs, tasks(), 6, False, done.append)
+    assert done == list(range(6))
+
+
+def test_tasks_that_wait_for_one_whose_worker_died_follow_it_when_it_has_run_alone():
+    executor, done = Scripted(lambda number, copy: number if number != 1 or copy else WorkerDiedError("It.")), []
+
+    def tasks():
+        yield from ((0,), (1,))
+        while 1 not in done:
+            yield None
+        yield from ((2,), (3,))
+
+    tally = task_runner.run_tasks(executor, "test", abs, tasks(), 4, False, done.append)
+    assert (done, tally.retries, tally.fatal_tasks) == ([0, 1, 2, 3], 1, [])
+    fatal, done = Scripted(lambda number, copy: number if number != 1 else WorkerDiedError("It.")), []
+    assert task_runner.run_tasks(fatal, "test", abs, tasks(), 4, False, done.append).fatal_tasks == [1]
+    assert done == [0]

@@ -2,10 +2,8 @@
 
 import math
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +11,15 @@ import numpy as np
 from dkfm.core import budget, cpus
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.fitting import discriminants, eigenproblem, landmarks, pca
+from dkfm.estimators.fitting import eigenproblem, landmarks, pca
 from dkfm.estimators.fitting.streamed import is_opened, streams_rows
+from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_gram, shrink_model
 from dkfm.estimators.planning.plan_report import FitPlan
+from dkfm.estimators.planning.system_plans import plan_discriminants, plan_ridge
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
-from dkfm.gram import build, roads
-from dkfm.gram.stored_gram import disk_bytes
+from dkfm.gram import roads
 from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
@@ -42,25 +41,6 @@ _RANK_ROWS = 4096
 """Rows of the sample from whose rank that of all rows is foretold."""
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Training rows and where they are computed with, as far as a plan needs to know them."""
-
-    n: int
-    d: int
-    kernel: Kernel
-    threads: int
-    is_cluster: bool
-    is_streamed: bool
-    """Whether the rows are read tile by tile."""
-    sample: Callable[[int], TrainingData | None]
-    """Function that reads about so many of the rows; it returns None if only their number is known."""
-
-    def fit_bytes(self, squares: int) -> int:
-        """Return the bytes of this process that holds some (N, N) arrays."""
-        return budget.fit_bytes(self.n, self.d, self.kernel.peak_blocks, self.kernel.landmark_copies, squares)
-
-
 def plan_fit(
     estimator: object,
     X: object,
@@ -73,7 +53,7 @@ def plan_fit(
 
     Parameters
     ----------
-    estimator : ExactFeatureMap, KernelPCA or KernelFisher
+    estimator : ExactFeatureMap, KernelPCA, KernelFisher, KernelRidge or KernelRidgeClassifier
         Estimator that is not fitted yet.
     X : path, URL, array-like, dask array, or tuple of two int
         Training rows, of which only the shape and some 1,000 rows are looked at, or their shape (N, d).
@@ -114,7 +94,7 @@ def plan_fit(
         sample = partial(_read_sample, X, kernel, columns, id_column)
         in_rounds = streams_rows(estimator, kernel)
         is_streamed = in_rounds and (estimator.build == "rounds" or is_opened(X, kernel, in_rounds))  # type: ignore[attr-defined]  # a map
-        rows = _Rows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
+        rows = PlannedRows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
     plan = replace(planner(estimator, rows), columns=d)
     if is_streamed and is_dask_collection(unwrap_container(X)):  # its blocks are written there
         plan = replace(plan, disk_bytes=8 * n * d, place=tempfile.gettempdir())
@@ -156,37 +136,7 @@ def _resolve_spec(estimator: Any) -> Kernel:
     return as_kernel(spec, estimator.kernel_params)
 
 
-def _plan_gram(
-    estimator: Any, rows: _Rows, what: str, squares: int, seconds: float, *, peak: int = 0, on_disk: bool = False
-) -> FitPlan:
-    """Return the plan of a fit that computes the Gram matrix, and then something that takes `seconds`."""
-    n, d, kernel = rows.n, rows.d, rows.kernel
-    tile_rows = min(estimator.tile_rows or build.TILE_ROWS, n)
-    stores = not kernel.is_precomputed and (
-        on_disk or build.stores_gram(kernel, n, estimator.tile_rows, estimator.workspace, rows.is_cluster)
-    )
-    threads = rows.threads if stores or n > tile_rows else 1
-    gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None)
-    need = rows.fit_bytes(squares)
-    return FitPlan(
-        rows=n,
-        columns=d,
-        landmarks=n,
-        road=f"{what} with the Gram matrix {'on disk' if on_disk else 'in memory'}",
-        memory_bytes=need,
-        have_bytes=memory.available_memory(),
-        peak_bytes=max(need, peak),
-        disk_bytes=disk_bytes(n, d, tile_rows) if stores else 0,
-        place=_place(estimator) if stores else "",
-        task_bytes=budget.gram_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
-        if stores and rows.is_cluster
-        else 0,
-        model_bytes=8 * n * (d + n),
-        seconds=seconds + (0.0 if kernel.is_precomputed else gram_seconds),
-    )
-
-
-def _plan_map(estimator: Any, rows: _Rows) -> FitPlan:
+def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of a map: pivots of all rows, eigenvectors of the landmarks, or one after the other."""
     count = _count_landmarks(estimator, rows.n)
     chosen = replace(rows, n=count)
@@ -203,13 +153,13 @@ def _plan_map(estimator: Any, rows: _Rows) -> FitPlan:
     return replace(plan, rows=rows.n, landmarks=min(count, plan.landmarks), seconds=seconds)
 
 
-def _plan_eigenvectors(estimator: Any, chosen: _Rows, n: int) -> FitPlan:
+def _plan_eigenvectors(estimator: Any, chosen: PlannedRows, n: int) -> FitPlan:
     """Return the plan of the eigenvectors of the landmarks' Gram matrix, beside n training rows."""
     may_rotate = estimator.basis == "symmetric" and estimator.on_indefinite != "clip"
     peak = chosen.fit_bytes(budget.ROTATION_SQUARES)
     peak = peak if may_rotate and peak <= memory.available_memory() else 0
     seconds = budget.eigendecomposition_seconds(chosen.n)
-    plan = _plan_gram(estimator, chosen, "eigenvectors", budget.EIGENVECTOR_SQUARES, seconds, peak=peak)
+    plan = plan_gram(estimator, chosen, "eigenvectors", budget.EIGENVECTOR_SQUARES, seconds, peak=peak)
     beside = 8 * (n - chosen.n) * (chosen.d + 3)
     return replace(plan, memory_bytes=plan.memory_bytes + beside, peak_bytes=plan.peak_bytes + beside)
 
@@ -237,13 +187,13 @@ def _count_landmarks(estimator: Any, n: int) -> int:
     return int(getattr(estimator.landmarks, "shape", (len(estimator.landmarks),))[0])
 
 
-def _plan_pivots(estimator: Any, rows: _Rows, count: int) -> FitPlan:
+def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     """Return the plan of pivots: by columns until the Gram matrix would be faster, so that both are upper bounds."""
     n, d = rows.n, rows.d
     if rows.is_streamed:
         return _plan_rounds(estimator, rows, count)
     by_gram = budget.gram_and_pivots_seconds(n, 0, count)
-    plan = _plan_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
+    plan = plan_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
     need = budget.pivot_columns_bytes(n, d, count, rows.kernel.landmark_copies)
     seconds = budget.pivot_columns_seconds(n, d, count)
     columns = replace(
@@ -262,7 +212,7 @@ def _plan_pivots(estimator: Any, rows: _Rows, count: int) -> FitPlan:
     return columns if is_columns or seconds < plan.seconds else plan
 
 
-def _plan_rounds(estimator: Any, rows: _Rows, count: int) -> FitPlan:
+def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     """Return the plan of pivots in rounds over stored rows; their number is foretold from a sample of the rows."""
     n, d, kernel, sample = rows.n, rows.d, rows.kernel, rows.sample(_RANK_ROWS)
     threshold = pivoted_cholesky.pivot_threshold(estimator.tol)
@@ -299,12 +249,12 @@ def _forecast_rank(sample: TrainingData, n: int, tol: float | None) -> int:
     return min(n, math.ceil(whole * (n / rows) ** math.log2(whole / half))) if whole > half else whole
 
 
-def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
+def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     n, d, q, solver = rows.n, rows.d, estimator.n_components, estimator._get_options(pca.SolverOptions)
     kernel, free = rows.kernel, memory.available_memory()
     if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel)):
         seconds = budget.eigendecomposition_seconds(n)
-        return _shrink_model(_plan_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q)
+        return shrink_model(plan_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q)
     task = eigenproblem.make_product_task(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )
@@ -324,7 +274,7 @@ def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
             have_bytes=free,
             peak_bytes=cost.memory_bytes,
             disk_bytes=cost.disk_bytes,
-            place=_place(estimator) if cost.disk_bytes else "",
+            place=name_place(estimator) if cost.disk_bytes else "",
             task_bytes=cost.task_bytes,
             model_bytes=8 * n * (d + q),
             seconds=cost.seconds + other_seconds,
@@ -334,25 +284,11 @@ def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
     return replace(plans[0], other_roads=tuple(plans[1:]))
 
 
-def _place(estimator: Any) -> str:
-    """Return the folder in which a Gram matrix is stored."""
-    return str(Path(tempfile.gettempdir() if estimator.workspace is None else estimator.workspace).absolute())
-
-
-def _shrink_model(plan: FitPlan, components: object) -> FitPlan:
-    width = components if isinstance(components, int) else plan.rows
-    return replace(plan, model_bytes=8 * plan.rows * (plan.columns + min(width, plan.rows)))
-
-
-def _plan_discriminants(estimator: Any, rows: _Rows) -> FitPlan:
-    decomposes = discriminants.decomposes_gram(estimator._discriminant_options(), rows.kernel)
-    squares = budget.EIGENVECTOR_SQUARES if decomposes else 1
-    seconds = budget.eigendecomposition_seconds(rows.n) if decomposes else budget.cholesky_seconds(rows.n)
-    what = "all eigenvectors" if decomposes else "a Cholesky factor"
-    peak = 0 if decomposes else rows.fit_bytes(budget.EIGENVECTOR_SQUARES)
-    plan = _plan_gram(estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0)
-    return _shrink_model(plan, estimator.n_components or 10)
-
-
-_PLANNERS = {"ExactFeatureMap": _plan_map, "KernelPCA": _plan_components, "KernelFisher": _plan_discriminants}
+_PLANNERS = {
+    "ExactFeatureMap": _plan_map,
+    "KernelPCA": _plan_components,
+    "KernelFisher": plan_discriminants,
+    "KernelRidge": plan_ridge,
+    "KernelRidgeClassifier": plan_ridge,
+}
 """Functions that plan the fit of each estimator, by its name."""

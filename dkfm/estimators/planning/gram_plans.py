@@ -1,0 +1,75 @@
+"""Plan what a fit computes with the Gram matrix in memory or on disk."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dkfm.core import budget
+from dkfm.estimators.planning.plan_report import FitPlan
+from dkfm.execution import memory
+from dkfm.gram import build
+from dkfm.gram.stored_gram import disk_bytes
+from dkfm.gram.training_data import TrainingData
+from dkfm.kernels.base import Kernel
+
+
+@dataclass(frozen=True)
+class PlannedRows:
+    """Training rows and where they are computed with, as far as a plan needs to know them."""
+
+    n: int
+    d: int
+    kernel: Kernel
+    threads: int
+    is_cluster: bool
+    is_streamed: bool
+    """Whether the rows are read tile by tile."""
+    sample: Callable[[int], TrainingData | None]
+    """Function that reads about so many of the rows; it returns None if only their number is known."""
+
+    def fit_bytes(self, squares: int) -> int:
+        """Return the bytes of this process that holds some (N, N) arrays."""
+        return budget.fit_bytes(self.n, self.d, self.kernel.peak_blocks, self.kernel.landmark_copies, squares)
+
+
+def plan_gram(
+    estimator: Any, rows: PlannedRows, what: str, squares: int, seconds: float, *, peak: int = 0, on_disk: bool = False
+) -> FitPlan:
+    """Return the plan of a fit that computes the Gram matrix, and then something that takes `seconds`."""
+    n, d, kernel = rows.n, rows.d, rows.kernel
+    tile_rows = min(estimator.tile_rows or build.TILE_ROWS, n)
+    stores = not kernel.is_precomputed and (
+        on_disk or build.stores_gram(kernel, n, estimator.tile_rows, estimator.workspace, rows.is_cluster)
+    )
+    threads = rows.threads if stores or n > tile_rows else 1
+    gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None)
+    need = rows.fit_bytes(squares)
+    return FitPlan(
+        rows=n,
+        columns=d,
+        landmarks=n,
+        road=f"{what} with the Gram matrix {'on disk' if on_disk else 'in memory'}",
+        memory_bytes=need,
+        have_bytes=memory.available_memory(),
+        peak_bytes=max(need, peak),
+        disk_bytes=disk_bytes(n, d, tile_rows) if stores else 0,
+        place=name_place(estimator) if stores else "",
+        task_bytes=budget.gram_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
+        if stores and rows.is_cluster
+        else 0,
+        model_bytes=8 * n * (d + n),
+        seconds=seconds + (0.0 if kernel.is_precomputed else gram_seconds),
+    )
+
+
+def name_place(estimator: Any) -> str:
+    """Return the folder in which a Gram matrix is stored."""
+    return str(Path(tempfile.gettempdir() if estimator.workspace is None else estimator.workspace).absolute())
+
+
+def shrink_model(plan: FitPlan, components: object) -> FitPlan:
+    """Return a plan whose model has some columns of weights, at most as many as rows."""
+    width = components if isinstance(components, int) else plan.rows
+    return replace(plan, model_bytes=8 * plan.rows * (plan.columns + min(width, plan.rows)))
