@@ -137,7 +137,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option(
     "--alpha", callback=option_parsing.parse_alpha, metavar="NUMBER", help="Of ridge: the penalty, or loo. [1]"
 )
-@click.option("--solver", type=click.Choice(["auto", "dense", "tiled"]), help="Of fisher and ridge. [auto]")
+@click.option("--solver", type=click.Choice(["auto", "dense", "tiled", "cg"]), help="Of fisher and ridge. [auto]")
 @click.option(
     "--shrinkage",
     callback=option_parsing.parse_shrinkage,

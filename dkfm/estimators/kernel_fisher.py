@@ -69,9 +69,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         fold have 99 % of all k(x, x).
     priors : array-like of shape (C,), default=None
         Probabilities of the classes; None is their frequencies in the training rows.
-    solver : {"auto", "dense", "tiled"}, default="auto"
-        "dense" factors the Gram matrix in memory; "tiled" factors it in tiles on disk, on the current Dask client or on
-        threads, and refines the solution. "auto" is "tiled" if memory is too small.
+    solver : {"auto", "dense", "tiled", "cg"}, default="auto"
+        How the systems are solved, as for `KernelRidge`; "cg" stops at a residual of 1e-10.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if the centred Gram matrix is not positive semi-definite: raise, or drop its negative part and warn.
     dtype : {"float64", "float32"} or NumPy dtype, default=None

@@ -50,6 +50,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         alphas: object = None,
         leave_one_out: bool = False,
         solver: Solver = "auto",
+        tol: float = 1e-10,
         on_indefinite: IndefinitePolicy = "raise",
         dtype: DType | None = None,
         tile_rows: int | None = None,
@@ -65,6 +66,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         self.alphas = alphas
         self.leave_one_out = leave_one_out
         self.solver = solver
+        self.tol = tol
         self.on_indefinite = on_indefinite
         self.dtype = dtype
         self.tile_rows = tile_rows
@@ -214,9 +216,13 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         k(x, x).
     leave_one_out : bool, default=False
         Whether to predict each training row by the regression on all others, without refitting; alpha="loo" does.
-    solver : {"auto", "dense", "tiled"}, default="auto"
-        "dense" factors the Gram matrix in memory. "tiled" factors it in tiles on disk, on the current Dask client or on
-        threads, and refines the solution; no N x N matrix is in memory. "auto" is "tiled" if memory is too small.
+    solver : {"auto", "dense", "tiled", "cg"}, default="auto"
+        "dense" factors the Gram matrix in memory. "tiled" factors it in tiles on disk and refines the solution; "cg" is
+        conjugate gradients, with products of values that are never kept; both on the current Dask client or on threads,
+        without an N x N matrix in memory. "auto" is "dense" if memory is large enough; else "cg", unless it would take
+        longer than "tiled".
+    tol : float, default=1e-10
+        Residual ``|(K + alpha) c - y| / |y|`` at which "cg" stops. That of the other solvers is rounding.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if ``K + alpha`` is not positive definite: raise, or drop the negative part of the Gram matrix and warn.
     dtype : {"float64", "float32"} or NumPy dtype, default=None

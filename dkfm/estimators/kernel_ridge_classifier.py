@@ -51,8 +51,10 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         Penalties that alpha="loo" chooses from, as for `KernelRidge`.
     leave_one_out : bool, default=False
         Whether to predict each training row by the regressions on all others.
-    solver : {"auto", "dense", "tiled"}, default="auto"
+    solver : {"auto", "dense", "tiled", "cg"}, default="auto"
         How the systems are solved, as for `KernelRidge`.
+    tol : float, default=1e-10
+        Residual at which "cg" stops.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if ``K + alpha`` is not positive definite, as for `KernelRidge`.
     dtype : {"float64", "float32"} or NumPy dtype, default=None
@@ -110,6 +112,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         alphas: object = None,
         leave_one_out: bool = False,
         solver: Solver = "auto",
+        tol: float = 1e-10,
         on_indefinite: IndefinitePolicy = "raise",
         dtype: DType | None = None,
         tile_rows: int | None = None,
@@ -126,6 +129,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
             alphas=alphas,
             leave_one_out=leave_one_out,
             solver=solver,
+            tol=tol,
             on_indefinite=on_indefinite,
             dtype=dtype,
             tile_rows=tile_rows,

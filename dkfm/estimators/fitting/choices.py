@@ -26,4 +26,4 @@ class HasShape(Protocol):
 
 Landmarks: TypeAlias = Selector | HasShape | Sequence[int] | Sequence[Sequence[float]]
 """Type of ``landmarks=``: how they are chosen, numbers of training rows, or points."""
-Solver: TypeAlias = Literal["auto", "dense", "tiled"]
+Solver: TypeAlias = Literal["auto", "dense", "tiled", "cg"]

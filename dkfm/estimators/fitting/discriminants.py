@@ -22,7 +22,8 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
-from dkfm.gram.linear_systems.direct_solver import SystemOptions, solve_system
+from dkfm.gram.linear_systems.direct_solver import SystemOptions
+from dkfm.gram.linear_systems.solver import SystemSolver
 from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
@@ -78,10 +79,11 @@ def fit_discriminants(
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
     decomposes = decomposes_gram(options, data.kernel)
-    if choose_solver(data, options.solver, decomposes, "KernelFisher") == "tiled":
-        chosen, result = cast("float", options.shrinkage), _solve_by_tiles(data, classes, options)
-    else:
+    solver = choose_solver(data, options.solver, decomposes, "KernelFisher")
+    if solver == "dense":
         chosen, result = _solve_in_memory(data, classes, options, decomposes)
+    else:
+        chosen, result = cast("float", options.shrinkage), _solve_without_gram(data, classes, options, solver)
     heads = fisher.make_discriminant_heads(result, classes, options.n_components)
     model = cast_model(Model(data.kernel, data.rows_as_landmarks, heads), dtype)
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
@@ -91,14 +93,17 @@ def fit_discriminants(
     return model, {**values, "certificate": measured}
 
 
-def _solve_by_tiles(data: TrainingData, classes: Classes, options: DiscriminantOptions) -> Discriminants:
-    """Solve by a factor in tiles on disk, on the current Dask client or on threads of this process."""
+def _solve_without_gram(
+    data: TrainingData, classes: Classes, options: DiscriminantOptions, method: str
+) -> Discriminants:
+    """Solve without a Gram matrix in memory, on the current Dask client or on threads of this process."""
     kernel, X = data.kernel, data.rows_as_landmarks
     system = SystemOptions(options.tile_rows, options.workspace, options.progress)
+    solver = SystemSolver(kernel, X, classes.weights, method, system)
     with open_matrix_free(kernel, X, classes.count + 1, workspace=options.workspace, progress=options.progress) as gram:
         return solve_discriminants_by_systems(
             gram.__matmul__,
-            lambda ridge, right: solve_system(kernel, X, ridge, classes.weights, right, system).values,
+            lambda ridge, right: solver.solve(ridge, right).values,
             data.diagonal(),
             classes,
             cast("float", options.shrinkage),

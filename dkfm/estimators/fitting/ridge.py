@@ -22,8 +22,8 @@ from dkfm.execution import progress
 from dkfm.execution.scoring_threads import use_all_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
-from dkfm.gram.linear_systems import direct_solver
 from dkfm.gram.linear_systems.direct_solver import SystemOptions
+from dkfm.gram.linear_systems.solver import SystemSolver
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
@@ -48,6 +48,7 @@ class RidgeOptions:
     alphas: object
     leave_one_out: bool
     solver: str
+    tol: float
     on_indefinite: str
     tile_rows: int | None
     workspace: str | Path | None
@@ -57,6 +58,8 @@ class RidgeOptions:
         """Check the parameters; return the penalty of each of `count` targets, or None if the fit chooses it."""
         if not isinstance(self.leave_one_out, bool | np.bool_):
             raise InvalidInputError(f"leave_one_out must be True or False, and is {self.leave_one_out!r}.")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < 1:
+            raise InvalidInputError(f"tol must be a number between 0 and 1, and is {self.tol!r}.")
         if isinstance(self.alpha, str) and self.alpha == "loo":
             return None
         if self.alphas is not None:
@@ -160,10 +163,11 @@ def fit_ridge(
     by_eigenvalues = penalties is None or ridge.needs_eigenvalues(
         penalties, targets.weights * diagonal, options.on_indefinite
     )
-    if choose_solver(data, options.solver, by_eigenvalues, "KernelRidge") == "dense":
+    solver = choose_solver(data, options.solver, by_eigenvalues, "KernelRidge")
+    if solver == "dense":
         solution = _solve_in_memory(data, targets, options, penalties, path, by_eigenvalues)
     else:
-        solution = _solve_by_tiles(data, targets, options, cast("Array", penalties))
+        solution = _solve_without_gram(data, targets, options, cast("Array", penalties), solver)
     fitted = {} if path is None else {"alphas": path, "loo_errors": cast("Array", solution.path_errors)}
     model = _make_model(Model(data.kernel, data.rows_as_landmarks, {}), solution.coefficients, stored, dtype)
     values = _certify(model, data, solution, np.abs(targets.values).max(axis=0), stored)
@@ -189,20 +193,15 @@ def _solve_in_memory(
         return ridge.solve_ridge(K, targets, penalties, leave_one_out=leaves_out, on_indefinite=policy)
 
 
-def _solve_by_tiles(data: TrainingData, targets: Targets, options: RidgeOptions, penalties: Array) -> RidgeSolution:
-    """Solve by a factor in tiles on disk, on the current Dask client or on threads of this process."""
-    system = SystemOptions(options.tile_rows, options.workspace, options.progress)
+def _solve_without_gram(
+    data: TrainingData, targets: Targets, options: RidgeOptions, penalties: Array, method: str
+) -> RidgeSolution:
+    """Solve without a Gram matrix in memory, on the current Dask client or on threads of this process."""
+    system = SystemOptions(options.tile_rows, options.workspace, options.progress, options.tol)
+    solver = SystemSolver(data.kernel, data.rows_as_landmarks, targets.weights, method, system)
 
     def solve(alpha: float, right: Array) -> tuple[Array, Array | None]:
-        found = direct_solver.solve_system(
-            data.kernel,
-            data.rows_as_landmarks,
-            alpha,
-            targets.weights,
-            right,
-            system,
-            inverse_diagonal=bool(options.leave_one_out),
-        )
+        found = solver.solve(alpha, right, inverse_diagonal=bool(options.leave_one_out))
         return found.values, found.inverse_diagonal
 
     return ridge.solve_each_penalty(targets, penalties, solve)

@@ -21,11 +21,16 @@ _MAX_REFINEMENTS = 3
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """How systems are solved: rows of a tile, where the factor is kept, and whether progress is shown."""
+    """How systems are solved."""
 
     tile_rows: int | None = None
+    """Rows of a tile of the factor."""
     workspace: str | Path | None = None
+    """Folder in which the factor is kept."""
     progress: bool = False
+    """Whether progress is shown."""
+    tol: float = 1e-10
+    """Residual, relative to the right side, at which conjugate gradients stop."""
 
 
 @dataclass(frozen=True, eq=False)

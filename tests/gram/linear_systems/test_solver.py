@@ -1,0 +1,96 @@
+"""Which method solves a system: conjugate gradients where they are faster, else a factor; both the same."""
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from dkfm.errors import BudgetError, ConvergenceError, NotPSDError
+from dkfm.execution import memory
+from dkfm.gram.linear_systems import direct_solver, iterative_solver, solver
+from dkfm.gram.linear_systems.direct_solver import SystemOptions
+from dkfm.gram.linear_systems.iterative_solver import IterativeSolver, count_pivots, preconditioner_bytes
+from dkfm.gram.linear_systems.solver import SystemSolver
+from dkfm.kernels import Function, Gaussian
+
+KERNEL = Gaussian(2.0)
+OPTIONS = SystemOptions(tile_rows=100)
+
+
+@pytest.fixture
+def system(rng):
+    X, B, weights = rng.normal(size=(300, 3)), rng.normal(size=(300, 2)), rng.uniform(0.5, 2, 300)
+    roots = np.sqrt(weights)
+    return X, weights, B, roots[:, None] * KERNEL(X) * roots + 0.1 * np.eye(300)
+
+
+@pytest.mark.parametrize("method", ["auto", "tiled", "cg"])
+@pytest.mark.parametrize("as_rows", [np.asarray, csr_array])
+def test_each_method_solves_the_system(system, method, as_rows):
+    X, weights, B, A = system
+    found = SystemSolver(KERNEL, as_rows(X), weights, method, OPTIONS).solve(0.1, B)
+    residuals = np.linalg.norm(A @ found.values - B, axis=0) / np.linalg.norm(B, axis=0)
+    assert residuals.max() <= 1e-10
+    np.testing.assert_allclose(found.residuals, residuals, rtol=0.1, atol=1e-12)
+
+
+def test_auto_takes_gradients_that_converge_and_a_factor_where_they_do_not(system, monkeypatch):
+    X, weights, B, A = system
+    monkeypatch.setattr(iterative_solver, "count_products", lambda *given: 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(direct_solver, "solve_system", None)
+        found = SystemSolver(KERNEL, X, weights, "auto", OPTIONS).solve(0.1, B)
+        np.testing.assert_allclose(A @ found.values, B, atol=1e-8)
+    monkeypatch.setattr(iterative_solver, "count_pivots", lambda n: 1)
+    monkeypatch.setattr(iterative_solver, "count_products", lambda *given: 16)
+    hard = SystemSolver(KERNEL, X, weights, "auto", OPTIONS).solve(1e-3, B)
+    assert hard.residuals.max() <= 1e-10  # of the factor; gradients stop far above
+
+
+@pytest.mark.parametrize("reason", ["few products", "no memory", "inverse"])
+def test_auto_does_not_try_gradients_without_time_or_memory_or_for_an_inverse(system, monkeypatch, reason):
+    X, weights, B, A = system
+    monkeypatch.setattr(iterative_solver, "count_products", lambda *given: 15 if reason == "few products" else 1000)
+    monkeypatch.setattr(solver, "IterativeSolver", None)
+    if reason == "no memory":
+        monkeypatch.setattr(iterative_solver, "preconditioner_bytes", lambda n: 10**15)
+    found = SystemSolver(KERNEL, X, weights, "auto", OPTIONS).solve(0.1, B, inverse_diagonal=reason == "inverse")
+    if reason == "inverse":
+        np.testing.assert_allclose(found.inverse_diagonal, np.linalg.inv(A).diagonal(), rtol=1e-9)
+
+
+def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
+    X, weights, B, _ = system
+    with pytest.raises(ConvergenceError, match=r"stopped at a residual of .*, above tol = 1e-16"):
+        SystemSolver(KERNEL, X, weights, "cg", SystemOptions(tol=1e-16)).solve(1e-6, B)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    with pytest.raises(BudgetError, match=r"The preconditioner of N = 300 training rows needs"):
+        SystemSolver(KERNEL, X, weights, "cg", OPTIONS).solve(0.1, B)
+
+
+def test_an_indefinite_matrix_is_found_by_both(rng):
+    X, B = rng.normal(size=(200, 3)), rng.normal(size=(200, 1))
+    kernel = Function(lambda X, Y: X @ Y.T - 3.0 * np.outer(X[:, 0], Y[:, 0]))
+    with pytest.raises(ConvergenceError):
+        SystemSolver(kernel, X, np.ones(200), "cg", OPTIONS).solve(1.0, B)
+    with pytest.raises(NotPSDError):
+        SystemSolver(kernel, X, np.ones(200), "auto", OPTIONS).solve(1.0, B)
+
+
+def test_pivots_leave_few_products(rng):
+    X, B = rng.normal(size=(1000, 2)), rng.normal(size=(1000, 1))
+    found, converged = IterativeSolver(KERNEL, X, np.ones(1000), OPTIONS).solve(1e-3, B, 1e-10, 20)
+    assert converged
+    assert found.residuals.max() <= 1e-10
+
+
+def test_the_features_take_the_memory_that_is_predicted(rng):
+    import tracemalloc
+
+    X = rng.normal(size=(4000, 8))
+    IterativeSolver(KERNEL, X[:200], np.ones(200), OPTIONS)
+    tracemalloc.start()
+    IterativeSolver(KERNEL, X, np.ones(4000), OPTIONS)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count_pivots(4000) == 500
+    assert 2 / 3 * preconditioner_bytes(4000) < peak <= preconditioner_bytes(4000)
