@@ -7,7 +7,7 @@ import sys
 import numpy as np
 from contextlib import nullcontext
 from distributed import Client
-from dkfm import ExactFeatureMap, KernelPCA, kernels
+from dkfm import ExactFeatureMap, KernelPCA, KernelRidge, kernels
 from dkfm.estimators.fitting import eigenproblem
 from dkfm.gram import matrix_free, streamed_pivots
 from dkfm.gram.checkpoints import removing_states_at_end
@@ -34,6 +34,10 @@ with removing_states_at_end(), Client(address) if address != "threads" else null
     workspace = workspace or None
     if kind == "components":
         fitted = KernelPCA(5, kernel=kernels.Gaussian(5.0), workspace=workspace, tile_rows=1000).fit(np.load(rows))
+    elif kind == "regression":
+        X, options = np.load(rows), {"solver": "tiled", "tile_rows": 500, "leave_one_out": True}
+        ridge = KernelRidge(0.1, kernel=kernels.Gaussian(5.0), workspace=workspace, **options)
+        fitted = ridge.fit(X, np.column_stack([np.sin(X[:, 0]), X[:, 1]]))
     else:
         phi = ExactFeatureMap(kernels.Gaussian(4.0), basis="cholesky", tol=1e-2, workspace=workspace)
         fitted = phi.fit(rows)
@@ -42,7 +46,7 @@ with removing_states_at_end(), Client(address) if address != "threads" else null
 
 
 def fit_command(kind, rows, model, *, workspace="", steps="", address="threads"):
-    """Return the command of a fit of "components" or "pivots" to rows in a file, that saves its model.
+    """Return the command of a fit of "components", "pivots" or a "regression" to rows in a file, that saves its model.
 
     A letter for each product or round is appended to the file `steps`. On threads, or on the cluster at an address.
     """

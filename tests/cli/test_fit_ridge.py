@@ -1,0 +1,121 @@
+"""`dkfm fit --method ridge`: a regression on targets of a file or of columns, and a classifier of labels."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm.cli.app import main
+from dkfm.kernels import Gaussian
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    X = rng.normal(size=(300, 3))
+    Y = np.column_stack([np.sin(X[:, 0]), X[:, 1] ** 2])
+    np.save("x.npy", X)
+    np.save("one.npy", Y[:, 0])
+    np.save("two.npy", Y)
+    np.save("labels.npy", np.where(X[:, 0] > 0, "b", "a"))
+    table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(
+        s=Y[:, 0], t=Y[:, 1], label=(X[:, 0] > 0) * 3, id=range(300)
+    )
+    table.to_parquet("x.parquet")
+    return X, Y
+
+
+def run(line, exit_code=0):
+    ended = CliRunner().invoke(main, f"fit {line}".split())
+    assert ended.exit_code == exit_code, ended.output
+    return ended.output if exit_code else ended.stdout
+
+
+@pytest.mark.parametrize("solver", ["", " --solver dense", " --solver tiled --tile-rows 90", " --solver cg"])
+@pytest.mark.parametrize(
+    ("source", "columns"),
+    [
+        ("x.npy m --targets one.npy", 0),
+        ("x.npy m --targets two.npy", slice(None)),
+        ("x.parquet m --target-columns s --columns a,b,c,s", 0),
+        ("x.parquet m --target-columns s,t --columns a,b,c,s,t --id-column id", slice(None)),
+    ],
+)
+def test_the_model_is_that_of_python(data, source, columns, solver):
+    X, Y = data
+    facts = json.loads(run(f"{source} --method ridge --kernel gaussian --param sigma=2 --alpha 0.01{solver} --json"))
+    assert facts["outputs"] == {"predict": Y[:, columns].reshape(300, -1).shape[1]}
+    truth = dkfm.KernelRidge(0.01, kernel=Gaussian(2.0)).fit(X, Y[:, columns])
+    found = dkfm.load("m").predict(pd.DataFrame(X, columns=["a", "b", "c"]) if "parquet" in source else X)
+    np.testing.assert_allclose(found, truth.predict(X), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("source", "labels"),
+    [
+        ("x.npy m --labels labels.npy", "ab"),
+        ("x.parquet m --label-column label --columns a,b,c,label", (0, 3)),
+    ],
+)
+def test_labels_make_a_classifier_and_loo_chooses_the_penalty(data, source, labels):
+    X, _ = data
+    summary = run(f"{source} --method ridge --kernel gaussian --param sigma=2 --alpha loo")
+    found = dkfm.load("m")
+    assert tuple(found.classes_) == tuple(labels)
+    assert f"300 landmarks, 1 target, alpha {found.alpha_:.3g}, certificate" in summary
+    truth = dkfm.KernelRidgeClassifier("loo", kernel=Gaussian(2.0)).fit(X, np.where(X[:, 0] > 0, labels[1], labels[0]))
+    assert found.alpha_ == truth.alpha_
+
+
+@pytest.mark.parametrize(("y", "predicts"), [("--targets two.npy", "values"), ("--labels labels.npy", "labels")])
+def test_a_regression_in_the_features_of_a_map(data, y, predicts):
+    X, Y = data
+    dkfm.ExactFeatureMap(Gaussian(2.0), basis="cholesky").fit(X).save("map")
+    run(f"x.npy m --method ridge --map map --alpha 0.01 {y}")
+    if predicts == "values":
+        truth = dkfm.KernelRidge(0.01, kernel=Gaussian(2.0)).fit(X, Y)
+        np.testing.assert_allclose(dkfm.load("m").predict(X), truth.predict(X), atol=1e-7)
+    else:
+        assert (dkfm.load("m").predict(X) == np.load("labels.npy")).mean() > 0.95
+    assert "--alpha loo needs a Gram matrix" in run(f"x.npy m --method ridge --map map --alpha loo {y}", 2)
+
+
+@pytest.mark.parametrize(
+    "method", ["ridge --targets one.npy", "ridge --labels labels.npy", "fisher --labels labels.npy"]
+)
+def test_a_dry_run_says_the_way_and_writes_nothing(data, method, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    plan = run(f"x.npy m --method {method} --kernel gaussian --param sigma=2 --solver tiled --dry-run")
+    assert "systems by a Cholesky factor in tiles on disk" in plan
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "code"),
+    [
+        ("x.npy m --method ridge --kernel rbf", "--method ridge takes --targets, or --target-columns", 2),
+        ("x.npy m --method ridge --kernel rbf --targets one.npy --labels labels.npy", "one of them", 2),
+        ("x.npy m --method pca --kernel rbf --targets one.npy", "--targets belongs to --method ridge", 2),
+        ("x.npy m --method fisher --kernel rbf --alpha 1 --labels labels.npy", "--alpha belongs to --method ridge", 2),
+        (
+            "x.npy m --method pca --kernel rbf --labels labels.npy",
+            "--labels belongs to --method fisher and --method",
+            2,
+        ),
+        ("x.npy m --method ridge --kernel rbf --targets one.npy --components 2", "--components belongs to", 2),
+        ("x.npy m --method ridge --kernel rbf --targets one.npy --alpha big", 'big is no number >= 0, nor "loo"', 2),
+        ("x.npy m --method ridge --kernel rbf --targets one.npy --alpha -1", "no number >= 0", 2),
+        ("x.npy m --method ridge --kernel rbf --targets labels.npy", "y must be numbers", 1),
+        ("x.npy m --method ridge --kernel rbf --targets none.npy", "There is no none.npy, which --targets names", 1),
+        ("x.npy m --method ridge --kernel rbf --target-columns s", "use --targets", 1),
+        ("x.npy m --method ridge --kernel rbf --targets one.npy --alpha loo --solver cg", "is for the Gram matrix", 1),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_a_sentence(data, line, message, code, tmp_path):
+    output = run(line, code)
+    assert message in " ".join(output.split())
+    assert "Traceback" not in output
+    assert not (tmp_path / "m").exists()
