@@ -38,6 +38,7 @@ def folder(tmp_path, rng):
     """A folder with the rows, labels and modules that the pages name."""
     np.save(tmp_path / "train.npy", rng.normal(size=(200, 5)))
     np.save(tmp_path / "labels.npy", rng.integers(0, 3, 200))
+    np.save(tmp_path / "targets.npy", rng.normal(size=(200, 2)))
     np.save(tmp_path / "test.npy", rng.normal(size=(500, 5)))
     table = {"id": np.arange(1000, 1500), **dict(zip("abcde", np.load(tmp_path / "test.npy").T, strict=True))}
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
@@ -85,6 +86,9 @@ def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
         assert dkfm.open_scores(folder / "cauchy.zarr").shape == (500, 5)
     if page == "user_guide/fisher_discriminants":
         assert dkfm.open_scores(folder / "labels.zarr").dtype == np.int64
+    if page == "user_guide/ridge_regression":
+        assert dkfm.open_scores(folder / "predictions.zarr").shape == (500, 2)
+        assert dkfm.open_scores(folder / "classes.zarr", "predict").dtype == np.int64
     if page == "user_guide/comparing_kernels":
         assert (folder / "compare.html").read_text().count("<img ") == 3 * 4
     if page == "user_guide/sources_and_outputs":
@@ -96,7 +100,7 @@ def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
 def test_every_page_with_commands_is_known():
     guide = {
         *("batch_scoring", "comparing_kernels", "fisher_discriminants", "kernel_pca", "kernels", "memory_and_sizing"),
-        "sources_and_outputs",
+        *("ridge_regression", "sources_and_outputs"),
     }
     assert set(SHELL) == {"README", "getting_started/shell", *(f"user_guide/{name}" for name in guide)}
 
