@@ -207,7 +207,7 @@ def _fit_and_save(
 def _fit_in_map(
     train: str, model: str, options: FitOptions, map_path: str, connection: AbstractContextManager[object]
 ) -> KernelEstimator:
-    """Fit components or discriminants in the features of a stored map, to all rows of a source, and save them."""
+    """Fit components, discriminants or a regression in the features of a stored map, to a source, and save them."""
     feature_map = load(map_path)
     if not isinstance(feature_map, ExactFeatureMap):
         raise InvalidInputError(f"--map takes a feature map, and {map_path} is a {type(feature_map).__name__}.")

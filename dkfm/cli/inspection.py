@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from dkfm.core.chunking import count_tiles
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.files.location import Location, locate
+from dkfm.gram.linear_systems.tile_store import count_lower_tiles
 from dkfm.kernels import serialization
 from dkfm.scoring import completion, output_store
 from dkfm.storage import csr, model_transfer, zarr_schema
@@ -11,7 +13,7 @@ from dkfm.storage.model_store import load_record
 
 
 def describe_store(path: str | Path) -> dict[str, object]:
-    """Return facts on a Gram matrix, a model or an output, as plain JSON values.
+    """Return facts on a Gram matrix, a factor, a model or an output, as plain JSON values.
 
     Raises
     ------
@@ -25,7 +27,12 @@ def describe_store(path: str | Path) -> dict[str, object]:
     with model_transfer.open_model_folder(path) as folder:
         attributes = zarr_schema.read_group(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
-        describe = {"gram": _describe_gram, "model": _describe_model, "rows": _describe_row_store}[kind]
+        describe = {
+            "factor": _describe_factor,
+            "gram": _describe_gram,
+            "model": _describe_model,
+            "rows": _describe_row_store,
+        }[kind]
         return facts | describe(folder, attributes)
 
 
@@ -35,6 +42,21 @@ def _describe_gram(root: Path, attributes: dict[str, object]) -> dict[str, objec
         "kernel": identity.get("kernel") if isinstance(identity := attributes.get("identity"), dict) else None,
         "shape": list(info.shape),
         "tile_rows": info.chunks[0],
+        "complete": (root / zarr_schema.MARKER).exists(),
+    }
+
+
+def _describe_factor(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    identity = attributes.get("identity")
+    info, known = zarr_schema.read_array_info(root / "factor"), identity if isinstance(identity, dict) else {}
+    blocks = count_tiles(info.shape[0], info.chunks[0])
+    return {
+        "kernel": known.get("kernel"),
+        "alpha": known.get("alpha"),
+        "shape": list(info.shape),
+        "tile_rows": info.chunks[0],
+        "tiles": len(zarr_schema.list_file_sizes(root / "factor")) - 1,
+        "of": count_lower_tiles(blocks),
         "complete": (root / zarr_schema.MARKER).exists(),
     }
 
@@ -88,3 +110,12 @@ def _describe_scores(root: Location) -> dict[str, object]:
         return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
     invalid, size = int(receipts.invalid_rows.sum()), int(receipts.bytes.sum())
     return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}
+
+
+_DESCRIBE = {
+    "factor": _describe_factor,
+    "gram": _describe_gram,
+    "model": _describe_model,
+    "rows": _describe_row_store,
+}
+"""Functions that return facts on a store of each kind, from its folder and attributes."""

@@ -168,7 +168,8 @@ def read_labels(path: str, option: str, what: str = "label") -> "npt.NDArray[np.
         reason = extract_reason(error) + (" (words are saved with .astype(str))" if "objects" in str(error) else "")
         raise InvalidInputError(f"{option} takes a .npy file of one {what} a row: {reason}.") from None
     if labels.ndim not in ((1,) if what == "label" else (1, 2)):
-        raise InvalidInputError(f"{option} takes one {what} a row, of shape (n,), and {path} has {labels.shape}.")
+        shapes = "(n,)" if what == "label" else "(n,) or (n, q)"
+        raise InvalidInputError(f"{option} takes one {what} a row, of shape {shapes}, and {path} has {labels.shape}.")
     return labels
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array, as_rows
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import ridge, streamed
@@ -28,6 +28,8 @@ from dkfm.kernels import KernelSpec
 from dkfm.numerics.model import Model
 
 if TYPE_CHECKING:
+    import dask.array as da
+    import dask.dataframe as dd
     from sklearn.utils import Tags
 
 
@@ -102,8 +104,11 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         self._log_fit(data)
         with single_blas_thread_for_fit(len(targets.weights)):
             options = self._get_options(ridge.RidgeOptions)
-            model, fitted, alpha = ridge.fit_ridge(data, targets, options, dtype, self._stored_class)
-        resolved = {"alpha": _to_json(self.alpha), "fitted_alpha": alpha, "is_vector": given.is_vector}
+            model, fitted, alphas = ridge.fit_ridge(
+                data, targets, options, dtype, self._stored_class, given.classes is None
+            )
+        fitted_alpha = given.fitted_alpha(alphas, self.alpha)
+        resolved = {"alpha": _to_json(self.alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
         return self._set_fitted(X, model, given.add_to_fitted(fitted, targets), {"dtype": dtype.name, **resolved})
 
     @classmethod
@@ -151,6 +156,10 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
         check_is_fitted(feature_map, "model_")
         fitted_map = feature_map._fitted_map()
+        if feature_map._fitted_parameters["centered"]:
+            raise NotSupportedError(
+                "Regressions have no intercept for centred features; give a map with centered=False."
+            )
         estimator = cls(alpha, kernel=feature_map.kernel_, dtype=cast("DType", fitted_map.model.dtype.name))
         with feature_map._open_rows(X) as rows, single_blas_thread_in_worker():
             if rows is None:
@@ -160,15 +169,16 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             all_rows = streamed.as_data(fitted_map.model.kernel, rows)
             data, targets = given.select(all_rows)
             options, landmarks = estimator._get_options(ridge.RidgeOptions), _landmarks_of(fitted_map.model, all_rows)
-            model, fitted, fitted_alpha = ridge.fit_in_map(
+            model, fitted, alphas = ridge.fit_in_map(
                 fitted_map, options, targets, data, landmarks, estimator._stored_class
             )
+        fitted_alpha = given.fitted_alpha(alphas, alpha)
         resolved = {"alpha": _to_json(alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
         return estimator._set_fitted_from_map(feature_map, model, given.add_to_fitted(fitted, None), **resolved)
 
     @property
     def alpha_(self) -> float | Array:
-        """Penalty of the fit: a number, or one for each target (q,) if `alpha` was an array."""
+        """Penalty of the fit: a number, or one for each target (q,)."""
         check_is_fitted(self, "model_")
         alpha = self._fitted_parameters["fitted_alpha"]
         return np.array(alpha) if isinstance(alpha, list) else cast("float", alpha)
@@ -198,9 +208,9 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     Parameters
     ----------
     alpha : float, array-like of shape (q,) or "loo", default=1
-        Penalty of the squared norm of the function, not negative; an array has one for each target. "loo" chooses the
-        one of `alphas` that predicts left-out rows best. Where it is nothing beside rounding, as 0 is, eigenvalues that
-        are rounding are left out, with a warning: the solution of least norm.
+        Penalty of the squared norm of the function, not negative; an array has one for each target. "loo" chooses, for
+        each target, the one of `alphas` that predicts left-out rows best. Where it is nothing beside rounding, as 0 is,
+        eigenvalues that are rounding are left out, with a warning: the solution of least norm.
     kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn, default="linear"
         Kernel, as for `KernelPCA`.
     gamma : float, default=None
@@ -215,14 +225,16 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         Penalties that alpha="loo" chooses from, by one eigendecomposition; None is 20 from 1e-9 to N times the mean
         k(x, x).
     leave_one_out : bool, default=False
-        Whether to predict each training row by the regression on all others, without refitting; alpha="loo" does.
+        Whether to predict each training row by the regression on all others, without refitting; alpha="loo" does. Not
+        with solver="cg".
     solver : {"auto", "dense", "tiled", "cg"}, default="auto"
         "dense" factors the Gram matrix in memory. "tiled" factors it in tiles on disk and refines the solution; "cg" is
         conjugate gradients, with products of values that are never kept; both on the current Dask client or on threads,
         without an N x N matrix in memory. "auto" is "dense" if memory is large enough; else "cg", unless it would take
         longer than "tiled".
     tol : float, default=1e-10
-        Residual ``|(K + alpha) c - y| / |y|`` at which "cg" stops. That of the other solvers is rounding.
+        Residual ``|(K + alpha) c - y| / |y|``, both times the square roots of the weights, at which "cg" stops. That of
+        the other solvers is rounding.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if ``K + alpha`` is not positive definite: raise, or drop the negative part of the Gram matrix and warn.
     dtype : {"float64", "float32"} or NumPy dtype, default=None
@@ -242,15 +254,19 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     X_fit_ : ndarray or csr_array of shape (N, d)
         Training rows; not available for a precomputed kernel.
     alpha_ : float or ndarray of shape (q,)
-        Penalty as given, or as chosen by "loo".
-    alphas_, loo_errors_ : ndarray of shape (m,)
-        Penalties that "loo" chose from, and the weighted mean squared error of left-out rows for each.
+        Penalty as given, or as chosen by "loo"; one for each target (q,) if `alpha` or the targets (N, q) are so.
+    alphas_ : ndarray of shape (m,)
+        Penalties that "loo" chose from. If `alpha_` is at an end of them, others may predict better.
+    loo_errors_ : ndarray of shape (m,) or (m, q)
+        Weighted mean squared error of left-out rows for each of them, and each of targets (N, q).
     loo_predictions_ : ndarray of shape (N,) or (N, q)
-        Prediction of each training row by the regression on all others; with leave_one_out=True or alpha="loo".
+        Prediction of each training row of positive weight by the regression on all others; with leave_one_out=True or
+        alpha="loo".
     fitted_values_ : ndarray of shape (N, q)
-        Predictions of the training rows.
+        Predictions of the rows of the model, to rounding of the targets: ``y - alpha c / w``.
     norms_ : ndarray of shape (q,)
-        Norm of each regression function f in the feature space; ``|f(z)| <= sqrt(k(z, z)) |f|``.
+        Norm of each regression function f in the feature space, rounded up: of a positive semi-definite kernel
+        ``|f(z)| <= sqrt(k(z, z)) |f|``.
     target_scales_ : ndarray of shape (q,)
         Largest absolute value of each target, of which the certificate's `error` is a share.
     model_ : Model
@@ -266,8 +282,8 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
 
     Raises
     ------
-    InvalidInputError, NotPSDError, KernelError, BudgetError
-        Raised by `fit`: invalid rows, targets or kernel, or too little memory in this process.
+    InvalidInputError, NotPSDError, NotSupportedError, KernelError, BudgetError, ConvergenceError
+        Raised by `fit`: invalid rows, targets or kernel, a solver that does not serve or converge, too little memory.
 
     Notes
     -----
@@ -286,6 +302,13 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     """
 
     _stored_class: ClassVar[type[StoredRidge]] = StoredRidge
+
+    @overload
+    def predict(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict(self, X: dd.DataFrame) -> dd.DataFrame | dd.Series: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict(self, X: object) -> Array: ...
 
     def predict(self, X: object) -> Predictions:
         """Return the predictions of rows X (n, d), lazily for dask collections.
@@ -312,4 +335,4 @@ def _landmarks_of(model: Model, rows: TrainingData) -> TrainingData:
 
 
 def _to_json(alpha: object) -> object:
-    return alpha if isinstance(alpha, str) or np.ndim(cast("Array", alpha)) == 0 else np.asarray(alpha).tolist()
+    return alpha if isinstance(alpha, str) else np.asarray(alpha).tolist()

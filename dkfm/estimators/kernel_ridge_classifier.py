@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, overload
 
 import numpy as np
 from sklearn.base import ClassifierMixin
 
+from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import class_labels, ridge
 from dkfm.estimators.fitting.choices import DType, IndefinitePolicy, Solver
@@ -21,6 +22,9 @@ from dkfm.kernels import KernelSpec
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
+    import dask.array as da
+    import dask.dataframe as dd
+    import numpy.typing as npt
     from sklearn.utils import Tags
 
 
@@ -149,9 +153,23 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         is_binary = len(classes) == 2
         return GivenTargets(targets[:, 1:] if is_binary else targets, is_binary, weights, classes)
 
+    @overload
+    def decision_function(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def decision_function(self, X: dd.DataFrame) -> dd.DataFrame | dd.Series: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def decision_function(self, X: object) -> Array: ...
+
     def decision_function(self, X: object) -> Predictions:
         """Return the predictions of rows X (n, d), (n, C), or (n,) for two classes; lazily for dask collections."""
         return flatten_column(self._compute_output("decision_function", X))
+
+    @overload
+    def predict(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict(self, X: dd.DataFrame) -> dd.DataFrame | dd.Series: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict(self, X: object) -> npt.NDArray[np.generic]: ...
 
     def predict(self, X: object) -> Predictions:
         """Return the class labels (n,) of rows X (n, d), by the largest prediction; lazily for dask collections."""

@@ -1,6 +1,7 @@
 """`dkfm fit --method ridge`: a regression on targets of a file or of columns, and a classifier of labels."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -93,6 +94,21 @@ def test_a_dry_run_says_the_way_and_writes_nothing(data, method, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_factor_in_a_workspace_is_described(data):
+    options = "--kernel gaussian --param sigma=2 --solver tiled --tile-rows 100 --workspace w"
+    run(f"x.npy m --method ridge --targets one.npy {options}")
+    (factor,) = Path("w").iterdir()
+    ended = CliRunner().invoke(main, ["info", str(factor), "--json"])
+    facts = json.loads(ended.stdout)
+    assert (facts["kind"], facts["alpha"], facts["tiles"], facts["of"], facts["complete"]) == (
+        "factor",
+        1.0,
+        6,
+        6,
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message", "code"),
     [
@@ -111,7 +127,11 @@ def test_a_dry_run_says_the_way_and_writes_nothing(data, method, tmp_path):
         ("x.npy m --method ridge --kernel rbf --targets labels.npy", "y must be numbers", 1),
         ("x.npy m --method ridge --kernel rbf --targets none.npy", "There is no none.npy, which --targets names", 1),
         ("x.npy m --method ridge --kernel rbf --target-columns s", "use --targets", 1),
-        ("x.npy m --method ridge --kernel rbf --targets one.npy --alpha loo --solver cg", "is for the Gram matrix", 1),
+        (
+            "x.npy m --method ridge --kernel rbf --targets one.npy --alpha loo --solver cg",
+            "has no Gram matrix in memory",
+            1,
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_a_sentence(data, line, message, code, tmp_path):

@@ -11,7 +11,16 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.tests import test_kernel_ridge as their_tests
 
 import dkfm
-from dkfm.errors import BudgetError, CertificateError, DkfmWarning, InvalidInputError, NotPSDError, NotSupportedError
+from dkfm.errors import (
+    BudgetError,
+    CertificateError,
+    DkfmWarning,
+    InvalidInputError,
+    NotPSDError,
+    NotSupportedError,
+    UnsupportedStoreError,
+)
+from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution import memory
 from dkfm.kernels import Gaussian
 
@@ -93,6 +102,64 @@ def test_a_weight_counts_as_repeated_rows(counts, alpha):
     repeated = dkfm.KernelRidge(alpha, kernel=Gaussian(1.0)).fit(np.repeat(X, counts, 0), np.repeat(y, counts))
     np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=0, atol=1e-8)
     assert weighted.certificate_.error < 1e-7
+
+
+def test_each_target_has_the_penalty_that_suits_it_whatever_its_units(X, rng):
+    noisy, smooth = X[:, 0] + rng.normal(size=120), 1e4 * np.sin(X[:, 1])
+    alone = [dkfm.KernelRidge("loo", **WORDS).fit(X, y) for y in (noisy, smooth)]
+    both = dkfm.KernelRidge("loo", **WORDS).fit(X, np.column_stack([noisy, smooth]))
+    np.testing.assert_allclose(both.alpha_, [model.alpha_ for model in alone])
+    assert both.alpha_[0] > 1e3 * both.alpha_[1]
+    assert both.loo_errors_.shape == (20, 2)
+    np.testing.assert_allclose(both.loo_errors_[:, 1], alone[1].loo_errors_, rtol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e155, 1e-170, 1e300])
+def test_squares_of_huge_or_tiny_targets_do_not_choose_the_penalty(X, scale):
+    y = np.sin(X[:, 0])
+    one, scaled = (dkfm.KernelRidge("loo", **WORDS).fit(X, factor * y) for factor in (1.0, scale))
+    assert scaled.alpha_ == one.alpha_
+    np.testing.assert_allclose(scaled.predict(Z) / scale, one.predict(Z), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(scaled.norms_ / scale, one.norms_, rtol=1e-6)
+    assert scaled.certificate_.error < 1e-9
+
+
+def test_norms_bound_predictions_also_beside_a_huge_penalty(X):
+    for alpha in (1e-3, 1e8, 1e18):
+        model = dkfm.KernelRidge(alpha, **WORDS).fit(X, np.sin(X[:, 0]))
+        assert np.abs(model.predict(X)).max() <= model.norms_[0]
+        assert np.isfinite(model.certificate_.relative_error)
+
+
+def test_the_path_begins_above_the_rounding_of_long_rows_and_of_large_weights(rng):
+    X = rng.standard_t(2, (300, 5))
+    for weights in (None, np.full(300, 1e6), np.r_[1e6, np.ones(299)]):
+        for words in ({"kernel": "poly"}, {"kernel": "rbf", "gamma": 0.1}):
+            dkfm.KernelRidge("loo", **words).fit(X, X[:, 0], sample_weight=weights)
+
+
+@pytest.mark.parametrize("alpha", [np.float32(0.1), np.int64(1), np.array(0.5), (0.1, 0.2)])
+def test_a_penalty_of_numpy_is_saved(X, Y, alpha, tmp_path):
+    dkfm.KernelRidge(alpha, **WORDS).fit(X, Y).save(tmp_path / "model")
+    assert np.array_equal(dkfm.load(tmp_path / "model").alpha_, np.float64(alpha))
+
+
+def test_a_centred_map_is_refused(X, Y):
+    phi = dkfm.ExactFeatureMap(Gaussian(1.0), centered=True).fit(X)
+    with pytest.raises(NotSupportedError, match="no intercept for centred features"):
+        dkfm.KernelRidge.from_map(phi, Y, X)
+
+
+@pytest.mark.parametrize("wrong", ["1", ["1", "2"], [[1.0], [2.0]], True, np.inf, -1.0, np.nan, [1.0], None, {"a": 1}])
+def test_a_store_with_other_penalties_is_refused(X, Y, wrong):
+    from dataclasses import replace
+
+    record = dkfm.KernelRidge(0.1, **WORDS).fit(X, Y)._to_record()
+    hostile = replace(record, parameters={**record.parameters, "fitted_alpha": wrong})
+    with pytest.raises((UnsupportedStoreError, TypeError)):
+        StoredRidge.from_record(hostile)
+    with pytest.raises(UnsupportedStoreError):
+        StoredRidge.from_record(replace(record, parameters={**record.parameters, "is_vector": True}))
 
 
 def test_more_penalties_than_factors_pay_for_take_one_decomposition(X, rng, monkeypatch):
@@ -206,7 +273,7 @@ def test_an_indefinite_kernel_is_refused_or_clipped_unless_the_penalty_outweighs
         ({"leave_one_out": 1}, np.ones(120), "leave_one_out must be True or False"),
         ({}, None, "requires y to be passed"),
         ({}, np.ones(119), "y has 119 targets and X has 120 rows"),
-        ({}, np.full(120, np.nan), "y must be numbers"),
+        ({}, np.where(np.arange(120) == 7, np.nan, 1.0), "row 7 contains NaN"),
         ({}, np.ones((120, 2, 2)), "y must be numbers"),
         ({}, ["a"] * 120, "y must be numbers"),
     ],

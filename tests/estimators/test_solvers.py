@@ -9,7 +9,7 @@ from dkfm.estimators.fitting import solvers
 from dkfm.estimators.planning import system_plans
 from dkfm.execution import memory
 from dkfm.gram import build
-from dkfm.kernels import Gaussian
+from dkfm.kernels import Gaussian, NegativeSquaredDistance
 
 WORDS = {"kernel": "rbf", "gamma": 0.3, "tile_rows": 60}
 METHODS = ["auto", "tiled", "cg"]
@@ -32,7 +32,7 @@ def without_memory(monkeypatch):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_regression_is_the_one_in_memory(X, rng, method, weighted, request):
     Y, weights = rng.normal(size=(250, 2)), rng.uniform(0.1, 3, 250) if weighted else None
-    left_out = method != "cg"
+    left_out = method == "tiled"
     expected = dkfm.KernelRidge([0.1, 1.0], leave_one_out=left_out, **WORDS).fit(X, Y, sample_weight=weights)
     request.getfixturevalue("without_memory")
     found = dkfm.KernelRidge([0.1, 1.0], leave_one_out=left_out, solver=method, **WORDS)
@@ -88,13 +88,55 @@ def test_a_plan_of_many_penalties_counts_their_factors():
 def test_tiles_that_do_not_serve_are_refused(X):
     y, K = X[:, 0], Gaussian(1.0)(X)
     for solver in ("tiled", "cg"):
-        for parameters in ({"alpha": "loo"}, {"alpha": 1e-15}, {"on_indefinite": "clip"}):
-            with pytest.raises(NotSupportedError, match=f'solver="{solver}" is for the Gram matrix of rows'):
+        for parameters, reason in (
+            ({"alpha": "loo"}, 'alpha="loo" needs eigenvalues'),
+            ({"alpha": 1e-15}, r"alpha = 1.0e-15 is not above rounding"),
+            ({"on_indefinite": "clip"}, 'on_indefinite="clip" drops eigenvalues'),
+        ):
+            with pytest.raises(
+                NotSupportedError, match=f'solver="{solver}" has no Gram matrix in memory, and {reason}'
+            ):
                 dkfm.KernelRidge(**parameters, kernel=Gaussian(1.0), solver=solver).fit(X, y)
-        with pytest.raises(NotSupportedError, match="does not serve for a precomputed kernel"):
+            if "alpha" not in parameters or parameters["alpha"] == "loo":
+                with pytest.raises(NotSupportedError, match=reason):
+                    dkfm.plan_fit(dkfm.KernelRidge(**parameters, kernel=Gaussian(1.0), solver=solver), X)
+        with pytest.raises(NotSupportedError, match="a precomputed kernel has no rows"):
             dkfm.KernelRidge(kernel="precomputed", solver=solver).fit(K, y)
-        with pytest.raises(NotSupportedError, match="eigenvalues"):
-            dkfm.KernelFisher(kernel=Gaussian(1.0), shrinkage="auto", solver=solver).fit(X, y > 0)
+        for kernel, shrinkage in ((Gaussian(1.0), "auto"), (NegativeSquaredDistance(), 1e-3)):
+            with pytest.raises(NotSupportedError, match=r"eigenvalues|only after centring"):
+                dkfm.KernelFisher(kernel=kernel, shrinkage=shrinkage, solver=solver).fit(X, y > 0)
+    with pytest.raises(InvalidInputError, match='solver="cg" has no inverse'):
+        dkfm.KernelRidge(kernel=Gaussian(1.0), solver="cg", leave_one_out=True).fit(X, y)
+
+
+def test_discriminants_far_from_the_origin_are_refused_where_systems_would_lose_them(X, rng):
+    y = X[:, 0] > 0
+    near = dkfm.KernelFisher(solver="tiled", shrinkage=1e-2).fit(X + 10, y)
+    np.testing.assert_allclose(
+        near.transform(X + 10), dkfm.KernelFisher(shrinkage=1e-2).fit(X + 10, y).transform(X + 10), atol=1e-5
+    )
+    with pytest.raises(InvalidInputError, match="hardly above rounding beside the square of the mean"):
+        dkfm.KernelFisher(solver="tiled", shrinkage=1e-2).fit(X + 1e5, y)
+
+
+@pytest.mark.parametrize("factor", [1.01, 4.0, 64.0])
+def test_near_rounding_tiles_are_as_exact_as_the_matrix_in_memory(rng, factor):
+    X = rng.normal(size=(600, 3))
+    alpha, certificates = factor * 4 * np.finfo(float).eps * 600, []
+    for solver in ("dense", "tiled"):
+        model = dkfm.KernelRidge(alpha, kernel=Gaussian(3.0), solver=solver, tile_rows=150).fit(X, np.sin(X[:, 0]))
+        certificates.append(model.certificate_.error)
+    assert certificates[1] <= 10 * certificates[0]
+
+
+def test_the_plan_counts_the_inverse_and_the_factor_of_each_penalty(tmp_path):
+    def plan(alpha=1.0, **options):
+        return dkfm.plan_fit(dkfm.KernelRidge(alpha, kernel="rbf", solver="tiled", **options), (100_000, 50))
+
+    assert plan(leave_one_out=True).memory_bytes > plan().memory_bytes
+    assert plan(leave_one_out=True).seconds > 1.5 * plan().seconds
+    assert plan([1.0, 2.0]).disk_bytes == plan().disk_bytes
+    assert plan([1.0, 2.0], workspace=tmp_path).disk_bytes == 2 * plan(workspace=tmp_path).disk_bytes
 
 
 @pytest.mark.parametrize(("parameter", "value"), [("solver", "svd"), ("tol", 0), ("tol", 1), ("tol", "small")])
@@ -107,6 +149,6 @@ def test_memory_decides_between_a_matrix_and_none(X, monkeypatch):
     from dkfm.estimators.fitting import solvers
 
     rows = solvers.TrainingRows(Gaussian(1.0), X, 3)
-    assert solvers.choose_solver(rows, "auto", False, "KernelRidge") == "dense"
+    assert solvers.choose_solver(rows, "auto", "", "KernelRidge") == "dense"
     monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
-    assert solvers.choose_solver(rows, "auto", False, "KernelRidge") == "auto"
+    assert solvers.choose_solver(rows, "auto", "", "KernelRidge") == "auto"

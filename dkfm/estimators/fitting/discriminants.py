@@ -79,7 +79,8 @@ def fit_discriminants(
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
     decomposes = decomposes_gram(options, data.kernel)
-    solver = choose_solver(data, options.solver, decomposes, "KernelFisher")
+    reason = why_gram(options, data.kernel)
+    solver = choose_solver(data, options.solver, reason, "KernelFisher", decomposes=decomposes)
     if solver == "dense":
         chosen, result = _solve_in_memory(data, classes, options, decomposes)
     else:
@@ -128,6 +129,18 @@ def _solve_in_memory(
         return options.shrinkage, fisher.solve_discriminants(
             K, classes, options.shrinkage, by_eigenvalues=spectral, on_indefinite=options.on_indefinite
         )
+
+
+def why_gram(options: DiscriminantOptions, kernel: Kernel) -> str:
+    """Return why a fit needs the Gram matrix in memory; empty if linear systems serve."""
+    if options.shrinkage is None:
+        return 'shrinkage="auto" needs eigenvalues'
+    if decomposes_gram(options, kernel):
+        return (
+            'eigenvalues are needed for on_indefinite="clip", a small shrinkage, and kernels not known to be positive'
+        )
+    is_psd = kernel.definiteness is Definiteness.PSD
+    return "" if is_psd else "this kernel is positive semi-definite only after centring"
 
 
 def decomposes_gram(options: DiscriminantOptions, kernel: Kernel) -> bool:

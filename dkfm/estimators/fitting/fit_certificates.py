@@ -169,9 +169,12 @@ def _sum_products(
         return number, products.sum_over(scorer, [scorer.model.landmarks[rows]], weights)
 
 
-def warn_of_rounding(score_certificate: Certificate, dtype: np.dtype[np.floating]) -> None:
-    """Warn if rounding is too large a part of the scores of the training rows."""
-    remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
+def warn_of_rounding(
+    score_certificate: Certificate,
+    dtype: np.dtype[np.floating],
+    remedy: str = "the mean of the features hides their variance: centre the columns of X, or choose another kernel",
+) -> None:
+    """Warn if rounding is too large a part of the scores of the training rows, and say what helps."""
     if dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
     message = f"The certificate of these scores is {score_certificate}"

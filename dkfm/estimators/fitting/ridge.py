@@ -18,7 +18,6 @@ from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.solvers import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge
-from dkfm.execution import progress
 from dkfm.execution.scoring_threads import use_all_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
@@ -33,11 +32,17 @@ from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
 if TYPE_CHECKING:
     import dask.array as da
 
+_REMEDY = 'beside alpha, rounding is large: use a larger alpha, or a smaller tol of solver="cg"'
+"""What helps where a certificate is bad."""
+
 _PATH_LENGTH = 20
 """Number of penalties that alpha="loo" chooses from."""
 
 _LOWEST_SHARE = 1e-9
-"""Least of these penalties, relative to the mean k(x, x)."""
+"""Least of these penalties, relative to the mean weighted k(x, x)."""
+
+_ABOVE_ROUNDING = 16.0
+"""Least of these penalties, relative to the rounding of the Gram matrix."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class RidgeOptions:
             raise InvalidInputError(f"leave_one_out must be True or False, and is {self.leave_one_out!r}.")
         if isinstance(self.tol, bool) or not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < 1:
             raise InvalidInputError(f"tol must be a number between 0 and 1, and is {self.tol!r}.")
+        if self.leave_one_out and self.solver == "cg":
+            raise InvalidInputError('solver="cg" has no inverse, which leave_one_out needs; use "tiled".')
         if isinstance(self.alpha, str) and self.alpha == "loo":
             return None
         if self.alphas is not None:
@@ -69,10 +76,12 @@ class RidgeOptions:
             raise InvalidInputError(f"alpha has {penalties.size} penalties and y has {count} targets.")
         return np.broadcast_to(penalties, (count,)).copy()
 
-    def path(self, mean_diagonal: float, n: int) -> Array:
-        """Return the penalties to choose from, (m,), given the mean k(x, x) of N rows."""
+    def path(self, diagonal: Array) -> Array:
+        """Return the penalties to choose from, (m,), given the weighted k(x, x) (N,)."""
         if self.alphas is None:
-            return np.geomspace(_LOWEST_SHARE, n, _PATH_LENGTH) * (mean_diagonal or 1.0)
+            mean, rounding = float(np.abs(diagonal).mean()) or 1.0, ridge.estimate_rounding(diagonal)
+            lowest, highest = max(_LOWEST_SHARE * mean, _ABOVE_ROUNDING * rounding), len(diagonal) * mean
+            return np.geomspace(lowest, max(highest, 100 * lowest), _PATH_LENGTH)
         path = _as_penalties(self.alphas, "alphas must be numbers > 0")
         if not (path > 0).all():
             raise InvalidInputError(f"alphas must be numbers > 0, and are {self.alphas!r}.")
@@ -116,11 +125,20 @@ class GivenTargets:
         kept = self.values if rows is all_rows else self.values[cast("Indices", rows.original_row_indices)]
         return rows, Targets(kept, weights)
 
+    def fitted_alpha(self, alphas: Array, given: object) -> object:
+        """Return the penalties of a fit as JSON has them: a list if there is one for each target, else a number."""
+        is_list = bool(np.ndim(cast("Array", given)))
+        if isinstance(given, str):
+            is_list = not self.is_vector and self.classes is None
+        return alphas.tolist() if is_list else float(alphas[0])
+
     def add_to_fitted(self, fitted: dict[str, object], targets: Targets | None) -> dict[str, object]:
         """Return fitted values with the classes, the weights of the targets of a fit, and predictions in shape."""
-        left_out = cast("Array | None", fitted.get("loo_predictions"))
+        left_out, errors = (cast("Array | None", fitted.get(name)) for name in ("loo_predictions", "loo_errors"))
         if left_out is not None and self.is_vector:
             fitted = {**fitted, "loo_predictions": left_out[:, 0]}
+        if errors is not None and (self.is_vector or self.classes is not None):
+            fitted = {**fitted, "loo_errors": errors[:, 0]}
         if self.weights is not None and targets is not None:
             fitted = {**fitted, "sample_weight": targets.weights}
         return fitted if self.classes is None else {**fitted, "classes": self.classes}
@@ -144,53 +162,65 @@ def read_targets(y: object, sample_weight: object, n: int, name: str) -> GivenTa
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a number a row.")
     try:
         computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
-        targets = check_array(computed, ensure_2d=False, dtype=np.float64, input_name="y")
+        targets = check_array(computed, ensure_2d=False, dtype=np.float64, input_name="y", ensure_all_finite=False)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"y must be numbers, (N,) or (N, q): {extract_reason(error)}.") from None
     if targets.ndim not in (1, 2) or not targets.size:
         raise InvalidInputError(f"y must be numbers, (N,) or (N, q), and its shape is {targets.shape}.")
+    finite = np.isfinite(targets.reshape(len(targets), -1)).all(axis=1)
+    if not finite.all():
+        raise InvalidInputError(f"y must be numbers, and row {int(finite.argmin())} contains NaN or infinity.")
     if len(targets) != n:
         raise InvalidInputError(f"y has {len(targets)} targets and X has {n} rows; each row has one.")
     return GivenTargets(targets.reshape(n, -1), targets.ndim == 1, check_weights(sample_weight, n))
 
 
 def fit_ridge(
-    data: TrainingData, targets: Targets, options: RidgeOptions, dtype: np.dtype[np.floating], stored: type[StoredRidge]
-) -> tuple[Model, dict[str, object], object]:
-    """Return the model of a regression, the fitted values by name, and the penalty, as JSON has it."""
-    penalties, diagonal = options.penalties(targets.count), data.diagonal()
-    path = None if penalties is not None else options.path(float(np.abs(diagonal).mean()), len(diagonal))
-    by_eigenvalues = penalties is None or ridge.needs_eigenvalues(
-        penalties, targets.weights * diagonal, options.on_indefinite
-    )
-    solver = choose_solver(data, options.solver, by_eigenvalues, "KernelRidge")
-    if solver == "dense":
-        solution = _solve_in_memory(data, targets, options, penalties, path, by_eigenvalues)
-    else:
-        solution = _solve_without_gram(data, targets, options, cast("Array", penalties), solver)
-    fitted = {} if path is None else {"alphas": path, "loo_errors": cast("Array", solution.path_errors)}
-    model = _make_model(Model(data.kernel, data.rows_as_landmarks, {}), solution.coefficients, stored, dtype)
-    values = _certify(model, data, solution, np.abs(targets.values).max(axis=0), stored)
-    return model, {**fitted, **values}, _to_json(solution.alphas, options.alpha)
-
-
-def _solve_in_memory(
     data: TrainingData,
     targets: Targets,
     options: RidgeOptions,
-    penalties: Array | None,
-    path: Array | None,
-    by_eigenvalues: bool,
-) -> RidgeSolution:
-    n = len(targets.weights)
-    K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
-    seconds = budget.eigendecomposition_seconds(n) if by_eigenvalues else budget.cholesky_seconds(n)
-    log_stage("root", f"regression from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
-    with progress.show_elapsed_bar("dkfm-root", seconds if by_eigenvalues else 0.0, options.progress):
-        if penalties is None:
-            return ridge.solve_ridge_path(K, targets, cast("Array", path), options.on_indefinite)
+    dtype: np.dtype[np.floating],
+    stored: type[StoredRidge],
+    per_target: bool,
+) -> tuple[Model, dict[str, object], Array]:
+    """Return the model of a regression, the fitted values by name, and the penalties (q,).
+
+    `per_target` says whether "loo" chooses a penalty for each target.
+    """
+    penalties, diagonal = options.penalties(targets.count), targets.weights * data.diagonal()
+    path = None if penalties is not None else options.path(diagonal)
+    reason = 'alpha="loo" needs eigenvalues'
+    if penalties is not None:
+        reason = ridge.why_eigenvalues(penalties, diagonal, options.on_indefinite)
+    solver = choose_solver(data, options.solver, reason, "KernelRidge")
+    scale = 2.0 ** np.floor(np.log2(np.where(targets.scales > 0, targets.scales, 1.0)))  # squares may not be lost
+    scaled = Targets(targets.values / scale, targets.weights)
+    if solver != "dense":
+        solution = _solve_without_gram(data, scaled, options, cast("Array", penalties), solver)
+    elif penalties is None:
+        K = _compute_gram(data, options, True)
+        solution = ridge.solve_ridge_path(
+            K, scaled, cast("Array", path), per_target=per_target, on_indefinite=options.on_indefinite
+        )
+    else:
+        K = _compute_gram(data, options, bool(reason))
         leaves_out, policy = bool(options.leave_one_out), options.on_indefinite
-        return ridge.solve_ridge(K, targets, penalties, leave_one_out=leaves_out, on_indefinite=policy)
+        solution = ridge.solve_ridge(K, scaled, penalties, leave_one_out=leaves_out, on_indefinite=policy)
+    model = _make_model(Model(data.kernel, data.rows_as_landmarks, {}), solution.coefficients * scale, stored, dtype)
+    fitted = _certify(model, data, solution, scale, stored)
+    if path is not None:
+        with np.errstate(over="ignore", under="ignore"):
+            fitted |= {"alphas": path, "loo_errors": cast("Array", solution.path_errors) * scale * scale}
+    return model, fitted, solution.alphas
+
+
+def _compute_gram(data: TrainingData, options: RidgeOptions, decomposes: bool) -> Array:
+    """Return the Gram matrix, and log what is computed from it."""
+    n = data.rows_as_landmarks.shape[0]
+    K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
+    seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
+    log_stage("root", f"regression from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
+    return K
 
 
 def _solve_without_gram(
@@ -214,8 +244,8 @@ def fit_in_map(
     data: TrainingData,
     landmarks: TrainingData,
     stored: type[StoredRidge],
-) -> tuple[Model, dict[str, object], object]:
-    """Return the model of a regression in the features of a map, fitted values and penalty (`KernelRidge.from_map`)."""
+) -> tuple[Model, dict[str, object], Array]:
+    """Return the model of a regression in the features of a map, fitted values and penalties (`from_map`)."""
     penalties = options.penalties(targets.count)
     if penalties is None or options.leave_one_out:
         raise InvalidInputError("Rows are left out with a Gram matrix, which fit has; give from_map a number as alpha.")
@@ -226,10 +256,8 @@ def fit_in_map(
     scorer, weights = prepare_scorer(features), root.weights @ coefficients
     predicted = np.concatenate([scorer("features", tile) @ coefficients for tile in landmarks.iter_row_tiles()])
     model = _make_model(features, weights, stored, feature_map.model.dtype)
-    fitted = _certify(
-        model, landmarks, RidgeSolution(penalties, weights, predicted), np.abs(targets.values).max(axis=0), stored
-    )
-    return model, fitted, _to_json(penalties, options.alpha)
+    solution = RidgeSolution(penalties, weights, predicted, targets.scales)
+    return model, _certify(model, landmarks, solution, np.ones(targets.count), stored), penalties
 
 
 def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge], dtype: np.dtype[np.floating]) -> Model:
@@ -238,25 +266,20 @@ def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge], dty
 
 
 def _certify(
-    model: Model, landmarks: TrainingData, solution: RidgeSolution, scales: Array, stored: type[StoredRidge]
+    model: Model, landmarks: TrainingData, solution: RidgeSolution, scale: Array, stored: type[StoredRidge]
 ) -> dict[str, object]:
-    """Return the fitted values of a solution by name, its certificate among them."""
+    """Return the fitted values of a solution by name, with a certificate; its targets were divided by `scale`."""
     fitted: dict[str, object] = {
-        "fitted_values": solution.fitted,
-        "target_scales": scales,
-        "norms": solution.norms,
+        "fitted_values": solution.fitted * scale,
+        "target_scales": solution.scales * scale,
+        "norms": solution.norms * scale,
     }
     if solution.left_out is not None:
-        fitted["loo_predictions"] = solution.left_out
+        fitted["loo_predictions"] = solution.left_out * scale
     with use_all_threads(prepare_scorer(model), stored.output, len(solution.fitted)) as scorer:
         measured = stored.certify(scorer, landmarks, fitted)
-    warn_of_rounding(measured, model.dtype)
+    warn_of_rounding(measured, model.dtype, _REMEDY)
     return {**fitted, "certificate": measured}
-
-
-def _to_json(alphas: Array, given: object) -> object:
-    """Return the penalties as a list if one was given for each target, else as a number."""
-    return alphas.tolist() if np.ndim(cast("Array", given)) else float(alphas[0])
 
 
 def weigh_classes(

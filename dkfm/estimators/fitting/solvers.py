@@ -10,7 +10,7 @@ SOLVERS = ("auto", "dense", "tiled", "cg")
 """Valid values of `solver`."""
 
 
-def choose_solver(data: TrainingData, solver: str, by_eigenvalues: bool, estimator: str) -> str:
+def choose_solver(data: TrainingData, solver: str, reason: str, estimator: str, *, decomposes: bool = True) -> str:
     """Return the solver of a fit; raise if it does not serve, or does not fit in memory.
 
     "auto" is "dense" where the Gram matrix fits in memory, and else stays "auto", which `SystemSolver` takes.
@@ -21,26 +21,29 @@ def choose_solver(data: TrainingData, solver: str, by_eigenvalues: bool, estimat
         Training rows.
     solver : str
         Parameter of the estimator.
-    by_eigenvalues : bool
-        Whether the fit needs an eigendecomposition of the Gram matrix.
+    reason : str
+        Why the fit needs the Gram matrix in memory; empty if it does not.
     estimator : str
         Name of the estimator, for messages.
+    decomposes : bool
+        Whether a fit with such a reason computes all eigenvectors.
     """
-    if solver not in SOLVERS:
-        raise InvalidInputError(f"solver must be one of {', '.join(SOLVERS)}, and is {solver!r}.")
     n, d, kernel = data.rows_as_landmarks.shape[0], data.mean_values_per_row, data.kernel
-    serves = isinstance(data, TrainingRows) and not by_eigenvalues
-    if solver in ("tiled", "cg") and not serves:
-        raise NotSupportedError(
-            f'solver="{solver}" is for the Gram matrix of rows: it does not serve for a precomputed kernel, nor for '
-            'parameters that need eigenvalues, as "loo", "auto", "clip", many penalties, or one that is nothing beside '
-            'rounding; use solver="dense".'
-        )
-    if solver in ("tiled", "cg") or (serves and solver == "auto" and not has_gram_memory(n, d, kernel)):
+    needs = reason or ("" if isinstance(data, TrainingRows) else "a precomputed kernel has no rows")
+    require_served(solver, needs)
+    if solver in ("tiled", "cg") or (solver == "auto" and not needs and not has_gram_memory(n, d, kernel)):
         return solver
-    squares = budget.EIGENVECTOR_SQUARES if by_eigenvalues else 1
+    squares = budget.EIGENVECTOR_SQUARES if reason and decomposes else 1
     memory.require_gram_memory(n, d, kernel.peak_blocks, kernel.landmark_copies, squares, estimator)
     return "dense"
+
+
+def require_served(solver: str, reason: str) -> None:
+    """Raise unless `solver` is one, and serves for a fit that, with a reason, needs the Gram matrix in memory."""
+    if solver not in SOLVERS:
+        raise InvalidInputError(f"solver must be one of {', '.join(SOLVERS)}, and is {solver!r}.")
+    if solver in ("tiled", "cg") and reason:
+        raise NotSupportedError(f'solver="{solver}" has no Gram matrix in memory, and {reason}; use solver="dense".')
 
 
 def has_gram_memory(n: int, d: int, kernel: Kernel) -> bool:

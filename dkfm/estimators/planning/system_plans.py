@@ -1,5 +1,6 @@
 """Plan the fits that solve linear systems: discriminants and regressions, in memory or by a factor in tiles on disk."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,12 @@ from dkfm.core import budget, cpus
 from dkfm.core.chunking import count_tiles
 from dkfm.estimators.fitting import discriminants
 from dkfm.estimators.fitting.ridge import RidgeOptions
-from dkfm.estimators.fitting.solvers import has_gram_memory
+from dkfm.estimators.fitting.solvers import has_gram_memory, require_served
 from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_gram, shrink_model
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.gram import build, matrix_free, roads
-from dkfm.gram.linear_systems import iterative_solver, tile_store
+from dkfm.gram.linear_systems import iterative_solver, tile_store, tiled_solves
 from dkfm.numerics.supervised import ridge
 
 _TYPICAL_PRODUCTS = 30
@@ -25,8 +26,12 @@ _TYPICAL_CLASSES = 10
 
 def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of discriminants."""
-    decomposes = discriminants.decomposes_gram(estimator._discriminant_options(), rows.kernel)
-    plan = _plan_systems(estimator, rows, decomposes, _TYPICAL_CLASSES + 1, 1)
+    options = estimator._discriminant_options()
+    decomposes, reason = (
+        discriminants.decomposes_gram(options, rows.kernel),
+        discriminants.why_gram(options, rows.kernel),
+    )
+    plan = _plan_systems(estimator, rows, _Systems(reason, decomposes, _TYPICAL_CLASSES + 1, 1, False))
     return shrink_model(plan, estimator.n_components or _TYPICAL_CLASSES)
 
 
@@ -35,17 +40,38 @@ def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
     options = estimator._get_options(RidgeOptions)
     columns = 1 if isinstance(estimator.alpha, str) else int(np.size(estimator.alpha))
     penalties = options.penalties(columns)
-    by_eigenvalues = penalties is None or ridge.needs_eigenvalues(penalties, np.ones(rows.n), options.on_indefinite)
-    factors = (1 if penalties is None else len(np.unique(penalties))) * (1 + bool(options.leave_one_out))
-    return shrink_model(_plan_systems(estimator, rows, by_eigenvalues, columns, factors), columns)
+    reason = 'alpha="loo" needs eigenvalues'
+    if penalties is not None:
+        reason = ridge.why_eigenvalues(penalties, np.ones(rows.n), options.on_indefinite)
+    factors = 1 if penalties is None else len(np.unique(penalties))
+    systems = _Systems(reason, bool(reason), columns, factors, bool(options.leave_one_out))
+    return shrink_model(_plan_systems(estimator, rows, systems), columns)
 
 
-def _plan_systems(estimator: Any, rows: PlannedRows, by_eigenvalues: bool, columns: int, factors: int) -> FitPlan:
-    """Return the plan of systems with some right sides, and of that many factors or inverses of factors."""
-    serves = not by_eigenvalues and not rows.kernel.is_precomputed
+@dataclass(frozen=True)
+class _Systems:
+    """Linear systems of a fit."""
+
+    reason: str
+    """Why the Gram matrix must be in memory; empty if it need not."""
+    by_eigenvalues: bool
+    """Whether an eigendecomposition solves them."""
+    columns: int
+    """Number of right sides."""
+    factors: int
+    """Number of matrices, one for each penalty."""
+    inverts: bool
+    """Whether the diagonal of the inverse is needed."""
+
+
+def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPlan:
+    by_eigenvalues = systems.by_eigenvalues
+    reason = systems.reason or ("a precomputed kernel has no rows" if rows.kernel.is_precomputed else "")
+    require_served(estimator.solver, reason)
     has_memory = has_gram_memory(rows.n, rows.d, rows.kernel)
-    if serves and (estimator.solver in ("tiled", "cg") or (estimator.solver == "auto" and not has_memory)):
-        return _plan_without_gram(estimator, rows, columns, factors)
+    if not reason and (estimator.solver in ("tiled", "cg") or (estimator.solver == "auto" and not has_memory)):
+        return _plan_without_gram(estimator, rows, systems)
+    factors = systems.factors * (1 + systems.inverts)
     squares = budget.EIGENVECTOR_SQUARES if by_eigenvalues else 1
     seconds = budget.eigendecomposition_seconds(rows.n) if by_eigenvalues else factors * budget.cholesky_seconds(rows.n)
     what = "all eigenvectors" if by_eigenvalues else "a Cholesky factor"
@@ -53,40 +79,44 @@ def _plan_systems(estimator: Any, rows: PlannedRows, by_eigenvalues: bool, colum
     return plan_gram(estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0)
 
 
-def _plan_without_gram(estimator: Any, rows: PlannedRows, columns: int, factors: int) -> FitPlan:
+def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPlan:
     """Return the plan of systems without a Gram matrix in memory; of "auto", that of the slower way."""
-    n, d, kernel, place = rows.n, rows.d, rows.kernel, name_place(estimator)
+    n, d, kernel, columns = rows.n, rows.d, rows.kernel, systems.columns
     product = iterative_solver.product_seconds(kernel, n, d, columns, rows.threads)
-    other = 2 * n * n * roads.value_seconds(kernel, d) / cpus.COUNT  # the certificate
+    seconds = 2 * n * n * roads.value_seconds(kernel, d) / cpus.COUNT  # the certificate
     tried = max(0, iterative_solver.count_products(kernel, n, d, columns, rows.threads))
-    roads_taken, seconds, disk, each = [], other, 0, 0
-    if estimator.solver != "tiled" and not getattr(estimator, "leave_one_out", False):
-        roads_taken.append("conjugate gradients")
+    ways, disk, each = [], 0, 0
+    if estimator.solver != "tiled" and not systems.inverts:
+        ways.append("conjugate gradients")
         seconds += iterative_solver.preconditioner_seconds(n, d)
-        seconds += product * (_TYPICAL_PRODUCTS if estimator.solver == "cg" else min(tried, _TYPICAL_PRODUCTS))
+        products = _TYPICAL_PRODUCTS if estimator.solver == "cg" else min(tried, _TYPICAL_PRODUCTS)
+        seconds += systems.factors * product * products
     if estimator.solver != "cg":
         tile_rows = min(n, build.checked_tile_rows(estimator.tile_rows))
-        roads_taken.append("a Cholesky factor in tiles on disk")
+        ways.append("a Cholesky factor in tiles on disk")
         each = budget.factor_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
         tiles = tile_store.count_lower_tiles(count_tiles(n, tile_rows))
-        seconds += factors * (budget.factor_seconds(n, rows.threads) + tiles * budget.CHUNK_SECONDS / rows.threads)
-        seconds += 2 * product
-        disk = tile_store.disk_bytes(n, tile_rows) + 8 * n * (d + 1) * rows.is_cluster
+        each_factor = budget.factor_seconds(n, rows.threads) + tiles * budget.CHUNK_SECONDS / rows.threads
+        seconds += systems.factors * (each_factor * (1 + systems.inverts) + 2 * product)
+        kept = systems.factors if estimator.workspace is not None else 1
+        disk = kept * tile_store.disk_bytes(n, tile_rows) + 8 * n * (d + 1) * rows.is_cluster
+        if systems.inverts:
+            each = max(each, budget.inverse_task_bytes(n, tile_rows, min(tile_rows, tiled_solves.PANEL_COLUMNS)))
     piece = matrix_free.choose_tile_rows(n, d, columns)
     each = max(each, budget.product_task_bytes(piece, d, columns, kernel.peak_blocks, kernel.landmark_copies))
     need = budget.tiled_system_bytes(n, d, columns, 0 if rows.is_cluster else rows.threads * each)
-    if "conjugate gradients" in roads_taken:
+    if "conjugate gradients" in ways:
         need += iterative_solver.preconditioner_bytes(n)
     return FitPlan(
         rows=n,
         columns=d,
         landmarks=n,
-        road=f"systems by {', or '.join(roads_taken)}",
+        road=f"systems by {', or '.join(ways)}",
         memory_bytes=need,
         have_bytes=memory.available_memory(),
         peak_bytes=need,
         disk_bytes=disk,
-        place=place if disk else "",
+        place=name_place(estimator) if disk else "",
         task_bytes=each if rows.is_cluster else 0,
         model_bytes=8 * n * (d + n),
         seconds=seconds,

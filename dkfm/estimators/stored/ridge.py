@@ -37,15 +37,17 @@ class StoredRidge(StoredEstimator):
         m = arrays.get("alphas", np.empty(0)).shape[0]
         shapes = {"fitted_values": (n, q), "target_scales": (q,), "norms": (q,), "sample_weight": (n,)}
         is_vector = record.parameters["is_vector"]
-        shapes |= {"loo_predictions": (n,) if is_vector else (n, q), "loo_errors": (m,)}
+        shapes |= {"loo_predictions": (n,) if is_vector else (n, q)}
+        if "loo_errors" in arrays and arrays["loo_errors"].shape not in ((m,), (m, q)):
+            raise UnsupportedStoreError("The penalties of a path do not fit their errors.")
         if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
             raise UnsupportedStoreError("The fitted arrays of a regression do not fit its model.")
         if {name: head.link for name, head in record.model.heads.items()} != cls.links:
             raise UnsupportedStoreError("The outputs of a regression are not what dkfm writes.")
         fitted_alpha = record.parameters["fitted_alpha"]
-        count = len(fitted_alpha) if isinstance(fitted_alpha, list) else q
-        values = np.atleast_1d(np.asarray(fitted_alpha, np.float64))
-        if count != q or not (values >= 0).all() or not isinstance(is_vector, bool):
+        alphas = fitted_alpha if isinstance(fitted_alpha, list) else [fitted_alpha] * q
+        are_numbers = all(type(alpha) is float and 0 <= alpha < np.inf for alpha in alphas)
+        if len(alphas) != q or not are_numbers or type(is_vector) is not bool or (is_vector and q > 1):
             raise UnsupportedStoreError("The penalties of a regression are not what dkfm writes.")
         return record
 
@@ -69,7 +71,7 @@ class StoredRidgeClassifier(StoredRidge):
     names: ClassVar[StoredNames] = replace(
         StoredRidge.names, parameters=(*StoredRidge.names.parameters, "class_weight")
     )
-    links: ClassVar[dict[str, str]] = {"decision_function": links.IDENTITY, "predict": links.ARGMAX}
+    links: ClassVar[dict[str, str]] = {"predict": links.ARGMAX, "decision_function": links.IDENTITY}
 
     @classmethod
     def from_record(cls, record: Record) -> Self:

@@ -16,7 +16,7 @@ _TOLERANCE = 1e-13
 """Residual, relative to the right side, that no further refinement is tried for."""
 
 _MAX_REFINEMENTS = 3
-"""Largest number of refinements; each must halve the residual."""
+"""Largest number of refinements; it ends when one does not halve the residual."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,11 @@ def solve_system(
                     break
                 refined = values + tiled_solves.solve(factor, rest)
                 rest, found = measure(refined)
-                if not found.max() < residuals.max() / 2:
+                is_better, is_slow = found.max() < residuals.max(), not found.max() < residuals.max() / 2
+                if is_better:
+                    values, residuals = refined, found
+                if is_slow:
                     break
-                values, residuals = refined, found
         worst = float(residuals.max(initial=0.0))
         log_stage("solve", f"residual of the system {worst:.1e} of its right side", rows=len(right), residual=worst)
         diagonal = tiled_solves.compute_inverse_diagonal(factor, progress=progress) if inverse_diagonal else None

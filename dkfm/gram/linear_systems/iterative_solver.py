@@ -11,15 +11,19 @@ import numpy as np
 from scipy.linalg import qr
 
 from dkfm.core import budget, chunking
-from dkfm.core.rows import Array, Rows
-from dkfm.execution.stage_log import log_stage
+from dkfm.core.rows import Array, Rows, estimate_values_per_row
+from dkfm.execution import progress
+from dkfm.execution.clusters.current_client import find_client
+from dkfm.execution.executors import open_executor
+from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.gram import roads
 from dkfm.gram.linear_systems.direct_solver import SystemOptions, SystemSolution
 from dkfm.gram.matrix_free import open_matrix_free
-from dkfm.gram.training_data import TrainingRows
+from dkfm.gram.shared_arrays import open_shared_arrays
+from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots
 from dkfm.kernels.base import Kernel
-from dkfm.numerics import pivoted_cholesky
 from dkfm.numerics.conjugate_gradients import GradientSolution, solve_by_conjugate_gradients
+from dkfm.numerics.pivoted_cholesky import Pivots, pivot_threshold
 
 _MAX_PIVOTS = 1024
 _FACTOR_VALUES = 2**26
@@ -27,6 +31,9 @@ _FACTOR_VALUES = 2**26
 
 _MIN_PIVOTS = 64
 _PIECE_ROWS = 2048
+_OTHER_BYTES = 2**25
+"""What BLAS and threads hold beside arrays."""
+
 _SHARED_SECONDS = 1.25
 """Factor by which products take longer than their values and multiplications alone."""
 
@@ -57,13 +64,14 @@ def product_seconds(kernel: Kernel, n: int, d: int, columns: int, threads: int) 
 def preconditioner_seconds(n: int, d: int) -> float:
     """Predict the seconds to find the pivots, and the singular vectors of the features of all rows."""
     r = count_pivots(n)
-    return budget.pivot_columns_seconds(n, d, r) + 4 * n * r * r * budget.PRODUCT_SECONDS
+    return 0.5 + 2 * n * r * budget.VALUE_SECONDS + n * r * (2 * d + 6 * r) * budget.PRODUCT_SECONDS
 
 
 def preconditioner_bytes(n: int) -> int:
     """Return the bytes of the features of all rows, which are decomposed in place."""
     r = count_pivots(n)
-    return 8 * (n * (r + 16) + max(_PIECE_ROWS * 5 * r // 2, 6 * r * r))
+    candidates = 2048 * (3 * 2048 + 2 * r)
+    return 8 * (max(n * (r + 16) + max(_PIECE_ROWS * 5 * r // 2, 6 * r * r), candidates + 4 * r * r)) + _OTHER_BYTES
 
 
 class IterativeSolver:
@@ -84,16 +92,22 @@ class IterativeSolver:
     def __init__(self, kernel: Kernel, X: Rows, weights: Array, options: SystemOptions) -> None:
         self._kernel, self._rows, self._options = kernel, X, options
         self._roots = np.sqrt(weights)[:, np.newaxis]
-        self._vectors, self._squares = _decompose_features(kernel, X, self._roots)
+        self._vectors, self._squares = _decompose_features(kernel, X, self._roots, options)
 
     def solve(self, alpha: float, right: Array, tol: float, max_products: int) -> tuple[SystemSolution, bool]:
         """Solve systems with right sides (N, q); return the solution, and whether its residuals are at most `tol`."""
         roots, options, columns = self._roots, self._options, right.shape[1]
-        with open_matrix_free(
-            self._kernel, self._rows, columns, workspace=options.workspace, progress=options.progress
-        ) as gram:
+        with (
+            open_matrix_free(self._kernel, self._rows, columns, workspace=options.workspace) as gram,
+            progress.step_bar("dkfm-solve", None, "product", options.progress) as bar,
+        ):
+
+            def multiply(V: Array) -> Array:
+                bar.update()
+                return roots * (gram @ (roots * V)) + alpha * V
+
             found = solve_by_conjugate_gradients(
-                lambda V: roots * (gram @ (roots * V)) + alpha * V,
+                multiply,
                 self._make_preconditioner(alpha),
                 right,
                 tol,
@@ -113,29 +127,32 @@ class IterativeSolver:
         return precondition
 
 
-def _decompose_features(kernel: Kernel, X: Rows, roots: Array) -> tuple[Array, Array]:
+def _decompose_features(kernel: Kernel, X: Rows, roots: Array, options: SystemOptions) -> tuple[Array, Array]:
     """Return the left singular vectors (N, r) and squared singular values (r,) of the weighted features of all rows."""
-    rows = TrainingRows(kernel, X, 0)
-    rng = np.random.RandomState(0)
-
-    def choose(residuals: Array) -> int:
-        shares = np.maximum(residuals, 0.0)
-        return int(rng.choice(len(shares), p=shares / shares.sum()))
-
-    limit = count_pivots(X.shape[0])
-    log_stage("root", f"up to {limit:,} pivots of {X.shape[0]:,} rows for conjugate gradients", rows=X.shape[0])
-    pivots = pivoted_cholesky.factor_columns(rows.diagonal(), rows.make_column_evaluator(), None, limit, choose)
-    if pivots is None:
-        raise AssertionError("nothing stops the search for pivots")
-    shape = X.shape[0], len(pivots.row_indices)
-    evaluate, features = kernel.make_evaluator(X[pivots.row_indices]), np.empty(shape, order="F")
-    for piece in chunking.row_slices(X.shape[0], _PIECE_ROWS):
+    n, pivots = X.shape[0], _find_pivots(kernel, X, options)
+    evaluate, features = kernel.make_evaluator(X[pivots.row_indices]), np.empty((n, len(pivots.row_indices)), order="F")
+    for piece in chunking.row_slices(n, _PIECE_ROWS):
         features[piece] = roots[piece] * (evaluate(X[piece]) @ pivots.root.weights)
     Q, R = qr(features, mode="economic", overwrite_a=True, check_finite=False)
     left, values, _ = np.linalg.svd(R)
-    for piece in chunking.row_slices(X.shape[0], _PIECE_ROWS):
+    for piece in chunking.row_slices(n, _PIECE_ROWS):
         Q[piece] = Q[piece] @ left
     return Q, np.square(values)
+
+
+def _find_pivots(kernel: Kernel, X: Rows, options: SystemOptions) -> Pivots:
+    """Find random pivots in rounds, on the current Dask client or on threads of this process."""
+    n, d, limit = X.shape[0], estimate_values_per_row(X), count_pivots(X.shape[0])
+    each = budget.pivot_task_bytes(d, limit, kernel.peak_blocks, kernel.landmark_copies)
+    with (
+        open_executor(find_client(None)) as executor,
+        open_shared_arrays(executor, each, 8 * n * d, "The training rows", options.workspace) as shared,
+        shared.share(X) as rows,
+    ):
+        text = f"up to {limit:,} pivots of {n:,} rows for conjugate gradients, on {describe_place(executor)}"
+        log_stage("root", text, seconds=preconditioner_seconds(n, d), rows=n)
+        search = PivotSearch(pivot_threshold(None), limit, True, np.random.RandomState(0), options.progress)
+        return find_streamed_pivots(kernel, rows, search, executor, shared)
 
 
 def _log(found: GradientSolution, n: int) -> None:

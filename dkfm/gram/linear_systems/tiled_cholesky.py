@@ -41,6 +41,7 @@ from dkfm.numerics.roots import ROUNDING_SHARE
 from dkfm.numerics.supervised.ridge import make_indefinite_error
 from dkfm.sources.base import Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
+from dkfm.storage import zarr_store
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -49,7 +50,7 @@ TILE_ROWS = 2048
 """Default rows of a tile: of so many, a product takes much longer than reading what it multiplies."""
 
 _BLOCK_COLUMNS = 128
-"""Columns that are solved for together; a triangle of so few is inverted."""
+"""Columns that SciPy solves for together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +121,6 @@ def open_tiled_factor(
     identity |= {"alpha": alpha, "roots": "" if roots is None else digest_rows(MemorySource(roots))}
     with _open_folder(kernel, workspace, n, size) as folder, open_executor(client) as executor:
         store = open_tile_store(folder / name_store(identity), identity, n, size)
-        if store.is_complete:
-            yield store
-            return
         each = budget.factor_task_bytes(store.tile_rows, width, kernel.peak_blocks, kernel.landmark_copies)
         _require_room(store, executor, each)
         with (
@@ -130,7 +128,11 @@ def open_tiled_factor(
             shared.share(X) as rows,
             nullcontext() if roots is None else shared.share(roots) as shared_roots,
         ):
-            _run(FactorTask(kernel, rows, shared_roots, alpha, store, shared.requirements), executor, progress)
+            try:
+                _run(FactorTask(kernel, rows, shared_roots, alpha, store, shared.requirements), executor, progress)
+            except NotPSDError:  # no later fit needs the tiles
+                zarr_store.remove_own_store(store.root, "factor")
+                raise
         store.mark_complete()
         yield store
 
@@ -162,6 +164,8 @@ def _run(task: FactorTask, executor: Executor, progress: bool) -> None:
     order, total = TileOrder(store.blocks), count_lower_tiles(store.blocks)
     n, seconds = store.n, budget.factor_seconds(store.n, executor.threads)
     text = f"factor of {n:,} x {n:,} kernel values, {total:,} tiles, in {store.root}, on {describe_place(executor)}"
+    if there := store.count_tiles():
+        text += f", {there:,} of them there already"
     log_stage("factor", text, seconds=seconds, rows=n, tiles=total, threads=executor.threads)
     tasks = (None if pair is None else (task, pair) for pair in order)
     tally = run_tasks(executor, "dkfm-factor", factor_tile, tasks, total, progress, order.finish)
@@ -252,31 +256,34 @@ def _compute_values(task: FactorTask, pair: Pair) -> tuple[Array, Array]:
 
 def _factor_diagonal(A: Array, diagonal: Array, first: int, alpha: float) -> Array:
     """Return the Cholesky factor of a tile on the diagonal, lower triangular."""
+    failed = -1
     try:
         L = np.linalg.cholesky(A)
     except np.linalg.LinAlgError:
         from scipy.linalg import lapack
 
-        raise make_indefinite_error(first + int(lapack.dpotrf(A, lower=1)[1]) - 1, alpha) from None
+        L, failed = A, first + int(lapack.dpotrf(A, lower=1)[1]) - 1
     if alpha == 0:
         low = np.square(L.diagonal()) <= ROUNDING_SHARE * diagonal
-        if low.any():
+        if failed >= 0 or low.any():
             raise NotPSDError(
-                f"Row {first + int(low.argmax())} is, up to rounding, in the span of the rows before it, and the Gram "
-                "matrix has no Cholesky factor of full rank; use pivots, which leave such rows out, or an alpha."
+                f"Row {failed if failed >= 0 else first + int(low.argmax())} is, up to rounding, in the span of the rows "
+                "before it, and the Gram matrix has no Cholesky factor of full rank; use pivots, which leave such rows "
+                "out, or an alpha."
             )
+    if failed >= 0:
+        raise make_indefinite_error(failed, alpha) from None
     return L
 
 
 def solve_from_right(A: Array, L: Array) -> None:
     """Replace A (n, m) by ``A L'^(-1)``, with L (m, m) lower triangular.
 
-    NumPy's products let other threads run, and SciPy's triangular solver does not.
+    NumPy's products let other threads run; SciPy's triangular solver does not, and has few columns at a time.
     """
-    from scipy.linalg import lapack
+    from scipy.linalg import blas
 
     for columns in chunking.row_slices(len(L), _BLOCK_COLUMNS):
         if columns.start:
             A[:, columns] -= A[:, : columns.start] @ L[columns, : columns.start].T
-        inverse, _ = lapack.dtrtri(L[columns, columns], lower=1)
-        A[:, columns] = A[:, columns] @ np.tril(inverse).T
+        A[:, columns] = blas.dtrsm(1.0, L[columns, columns], A[:, columns].T, lower=1, overwrite_b=0).T

@@ -13,6 +13,7 @@ import numpy as np
 from dkfm.core import budget, chunking, cpus
 from dkfm.core.rows import Array
 from dkfm.errors import ClusterError
+from dkfm.execution import memory
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import find_client, is_inside_worker
 from dkfm.execution.executors import open_executor
@@ -23,7 +24,7 @@ from dkfm.gram.linear_systems.tile_store import Pair, TileStore
 from dkfm.gram.linear_systems.tiled_cholesky import solve_from_right
 from dkfm.gram.shared_arrays import open_shared_arrays
 
-_PANEL_COLUMNS = 512
+PANEL_COLUMNS = 512
 """Columns of the inverse of the factor that a task computes together."""
 
 
@@ -94,7 +95,7 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
         A task killed its workers again and again, or the cluster is gone.
     """
     diagonal, panels = np.empty(store.n), _split_columns(store)
-    each = budget.inverse_task_bytes(store.n, store.tile_rows, min(store.tile_rows, _PANEL_COLUMNS))
+    each = budget.inverse_task_bytes(store.n, store.tile_rows, min(store.tile_rows, PANEL_COLUMNS))
 
     def place(result: tuple[slice, Array]) -> None:
         diagonal[result[0]] = result[1]
@@ -103,6 +104,9 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
         open_executor(find_client(None)) as executor,
         open_shared_arrays(executor, each, 0, "The factor", store.root.parent) as shared,
     ):
+        if executor.client is None:
+            have = memory.task_budget(None, executor.threads)
+            budget.require_fits(each, have, "Columns of the inverse of the factor", "use fewer threads, or more memory")
         seconds = budget.factor_seconds(store.n, executor.threads)
         text = f"inverse diagonal of {store.n:,} rows, {len(panels)} panels, on {describe_place(executor)}"
         log_stage("solve", text, seconds=seconds, rows=store.n, threads=executor.threads)
@@ -119,7 +123,7 @@ def _split_columns(store: TileStore) -> list[slice]:
     slices = []
     for block in range(store.blocks):
         rows = store.rows(block)
-        for part in chunking.row_slices(rows.stop - rows.start, _PANEL_COLUMNS):
+        for part in chunking.row_slices(rows.stop - rows.start, PANEL_COLUMNS):
             slices.append(slice(rows.start + part.start, rows.start + part.stop))
     return slices
 

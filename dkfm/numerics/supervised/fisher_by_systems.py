@@ -5,9 +5,14 @@ from collections.abc import Callable
 import numpy as np
 
 from dkfm.core.rows import Array
+from dkfm.errors import InvalidInputError
 from dkfm.numerics.kernel_components import Weighting
+from dkfm.numerics.roots import EPS
 from dkfm.numerics.supervised import fisher
 from dkfm.numerics.supervised.fisher import Classes, Discriminants
+
+_MAX_ROUNDING = 1e-6
+"""Largest rounding of the matrix that is not centred, as a share of the ridge: about the error of the solution."""
 
 
 def solve_discriminants_by_systems(
@@ -43,6 +48,13 @@ def solve_discriminants_by_systems(
     between = np.einsum("ij,ij->j", Y, weighting.apply_centring(product[:, :-1])) / classes.sizes
     ridge = shrinkage * fisher.within_class_scatter_trace(trace, between) / classes.total
     fisher.require_ridge_above_rounding(ridge, fisher.estimate_rounding(trace, means, weighting), trace)
+    rounding = EPS * max(trace, weighting.sum_of_mean(means))
+    if rounding > _MAX_ROUNDING * ridge:
+        raise InvalidInputError(
+            f"A ridge of {ridge:.1e} is hardly above rounding beside the square of the mean of the features, "
+            f"{weighting.sum_of_mean(means):.1e}; centre the columns of X, raise shrinkage, or use "
+            'solver="dense", which centres first.'
+        )
     u = weighting.roots / np.sqrt(classes.total)
     solved = solve(ridge, np.column_stack([Y, u]))
     C, along = solved[:, :-1], solved[:, -1]

@@ -6,7 +6,7 @@ prediction of a row z is ``k(z, X) c``. It minimizes ``sum_n w_n (y_n - f(x_n))^
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,6 +42,12 @@ class Targets:
         return roots
 
     @property
+    def scales(self) -> Array:
+        """Largest absolute value of each target, (q,)."""
+        scales: Array = np.abs(self.values).max(axis=0)
+        return scales
+
+    @property
     def count(self) -> int:
         """Number of targets q."""
         return int(self.values.shape[1])
@@ -73,16 +79,20 @@ class RidgeSolution:
     """Coefficients c of the training rows. Shape (N, q)."""
     fitted: Array
     """Predictions of the training rows. Shape (N, q)."""
+    scales: Array
+    """Largest absolute value of each target. Shape (q,)."""
     left_out: Array | None = None
     """Prediction of each training row by the regression on all others; None if it was not asked for. Shape (N, q)."""
     path_errors: Array | None = None
-    """Weighted mean squared error of such predictions for each penalty of a path. Shape (m,)."""
+    """Weighted mean squared errors of such predictions for each penalty of a path and each target, or over all targets.
+    Shape (m, q) or (m, 1)."""
 
     @property
     def norms(self) -> Array:
-        """Norm ``sqrt(c'Kc)`` of each regression function, (q,)."""
+        """Norm ``sqrt(c'Kc)`` of each regression function, (q,), with what rounding may have taken from it."""
         squares = np.einsum("ij,ij->j", self.coefficients, self.fitted)
-        norms: Array = np.sqrt(np.maximum(squares, 0.0))
+        rounding = 4 * EPS * np.einsum("ij,ij->j", np.abs(self.coefficients), np.abs(self.fitted) + self.scales)
+        norms: Array = np.sqrt(np.maximum(squares, 0.0) + rounding)
         return norms
 
 
@@ -124,16 +134,19 @@ def solve_ridge(
             f"To leave rows out needs an alpha above the rounding of the kernel values, {rounding:.1e}, and it is "
             f"{lowest:.1e}."
         )
-    if needs_eigenvalues(alphas, K.diagonal(), on_indefinite):
+    if why_eigenvalues(alphas, K.diagonal(), on_indefinite):
         return _Decomposed.from_gram(K, targets, on_indefinite, lowest).solve(alphas, leave_one_out)
     return _solve_by_factors(K, targets, alphas, leave_one_out)
 
 
-def solve_ridge_path(K: Array, targets: Targets, path: Array, on_indefinite: str = "raise") -> RidgeSolution:
+def solve_ridge_path(
+    K: Array, targets: Targets, path: Array, *, per_target: bool, on_indefinite: str = "raise"
+) -> RidgeSolution:
     """Solve a kernel ridge regression with that penalty of a path that predicts left-out rows best.
 
-    One eigendecomposition serves all penalties. The arguments are those of `solve_ridge`, and the `path` (m,) of
-    penalties; of several that predict as well, the largest is taken.
+    One eigendecomposition serves all penalties. The arguments are those of `solve_ridge`, the `path` (m,) of penalties,
+    and `per_target`, whether each target has a penalty of its own; of several that predict as well, the largest is
+    taken.
 
     Raises
     ------
@@ -148,11 +161,12 @@ def solve_ridge_path(K: Array, targets: Targets, path: Array, on_indefinite: str
         )
     decomposed = _Decomposed.from_gram(K, targets, on_indefinite, lowest)
     inverse_diagonals = decomposed.inverse_diagonals(path)
-    errors = np.array([decomposed.leave_out_error(*pair) for pair in zip(path, inverse_diagonals.T, strict=True)])
-    best = np.flatnonzero(errors <= errors.min() * (1 + 1e-12))
-    alphas = np.full(targets.values.shape[1], path[best].max())
-    solution = decomposed.solve(alphas, leave_one_out=True)
-    return RidgeSolution(alphas, solution.coefficients, solution.fitted, solution.left_out, errors)
+    errors = np.array([decomposed.leave_out_errors(*pair) for pair in zip(path, inverse_diagonals.T, strict=True)])
+    if not per_target:
+        errors = errors.mean(axis=1, keepdims=True)
+    best = np.where(errors <= errors.min(axis=0) * (1 + 1e-12), path[:, np.newaxis], 0.0).max(axis=0)
+    solution = decomposed.solve(np.broadcast_to(best, (targets.count,)).copy(), leave_one_out=True)
+    return replace(solution, path_errors=errors)
 
 
 def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) -> Array:
@@ -182,13 +196,14 @@ def estimate_rounding(diagonal: Array) -> float:
     return 4 * EPS * len(diagonal) * float(np.abs(diagonal).max(initial=0.0))
 
 
-def needs_eigenvalues(alphas: Array, diagonal: Array, on_indefinite: str) -> bool:
-    """Return whether a weighted Gram matrix with this diagonal must be decomposed: a factor does not serve.
-
-    That is so for a penalty that is nothing beside rounding, for many penalties, and to drop a negative part.
-    """
-    many = len(np.unique(alphas)) > _MAX_FACTORS
-    return on_indefinite == "clip" or many or float(alphas.min()) <= estimate_rounding(diagonal)
+def why_eigenvalues(alphas: Array, diagonal: Array, on_indefinite: str) -> str:
+    """Return why a weighted Gram matrix with this diagonal must be decomposed; empty if a factor serves."""
+    if on_indefinite == "clip":
+        return 'on_indefinite="clip" drops eigenvalues'
+    if len(np.unique(alphas)) > _MAX_FACTORS:
+        return f"more than {_MAX_FACTORS} penalties take less time with eigenvalues"
+    lowest, rounding = float(alphas.min()), estimate_rounding(diagonal)
+    return f"alpha = {lowest:.1e} is not above rounding, {rounding:.1e}" if lowest <= rounding else ""
 
 
 def predict_left_out(targets: Targets, scaled_coefficients: Array, inverse_diagonal: Array) -> Array:
@@ -222,7 +237,7 @@ def solve_each_penalty(targets: Targets, alphas: Array, solve: Solve) -> RidgeSo
             part = Targets(targets.values[:, columns], targets.weights)
             left_out[:, columns] = predict_left_out(part, solved[:, columns], inverse_diagonal[:, np.newaxis])
     fitted = targets.values - alphas * solved / targets.roots
-    return RidgeSolution(alphas, targets.roots * solved, fitted, left_out)
+    return RidgeSolution(alphas, targets.roots * solved, fitted, targets.scales, left_out)
 
 
 def _solve_by_factors(K: Array, targets: Targets, alphas: Array, leave_one_out: bool) -> RidgeSolution:
@@ -314,7 +329,7 @@ class _Decomposed:
             unique, columns = np.unique(alphas, return_inverse=True)
             inverse_diagonals = self.inverse_diagonals(unique)[:, columns]
             left_out = predict_left_out(targets, coefficients / targets.roots, inverse_diagonals)
-        return RidgeSolution(alphas, coefficients, fitted, left_out)
+        return RidgeSolution(alphas, coefficients, fitted, targets.scales, left_out)
 
     def inverse_diagonals(self, alphas: Array) -> Array:
         """Return the diagonals (N, m) of ``A^(-1)`` for m penalties."""
@@ -323,12 +338,13 @@ class _Decomposed:
             np.matmul(np.square(self.vectors[rows]), factors, out=diagonals[rows])
         return diagonals
 
-    def leave_out_error(self, alpha: float, inverse_diagonal: Array) -> float:
-        """Return the weighted mean squared error of the predictions of left-out rows, over all targets."""
+    def leave_out_errors(self, alpha: float, inverse_diagonal: Array) -> Array:
+        """Return the weighted mean squared errors (q,) of the predictions of left-out rows."""
         self._require_whole()
         scaled = self.vectors @ (self.coordinates / (self.values[:, np.newaxis] + alpha))
         errors = scaled / inverse_diagonal[:, np.newaxis]  # times the square roots of the weights
-        return float(np.square(errors).sum() / (self.targets.weights.sum() * errors.shape[1]))
+        means: Array = np.square(errors).sum(axis=0) / self.targets.weights.sum()
+        return means
 
     def _require_whole(self) -> None:
         if self.has_negative_part:

@@ -124,7 +124,7 @@ def test_a_finished_factor_is_found_again_and_another_is_not_taken_for_it(rng, t
         factor(*other, tile_rows=40, workspace=tmp_path)
     factor(Gaussian(1.0), X, 0.1, np.full(100, 2.0), tile_rows=40, workspace=tmp_path)
     assert len(left(tmp_path)) == 5
-    monkeypatch.setattr(tiled_cholesky, "factor_tile", None)
+    monkeypatch.setattr(tiled_cholesky, "_compute_values", None)
     np.testing.assert_array_equal(factor(Gaussian(1.0), X, 0.1, tile_rows=40, workspace=tmp_path), first)
 
 
@@ -188,6 +188,23 @@ def test_something_else_in_the_place_of_a_factor_is_left_untouched(rng, tmp_path
     with pytest.raises(StoreExistsError, match="is not a factor of dkfm's; it was left untouched"):
         factor(Gaussian(1.0), X, 1.0, tile_rows=16, workspace=tmp_path)
     assert (tmp_path / store / "mine").read_text() == "mine"
+
+
+def test_a_finished_factor_is_mended(rng, tmp_path):
+    X = rng.normal(size=(100, 3))
+    truth = factor(Gaussian(1.0), X, 0.1, tile_rows=40, workspace=tmp_path)
+    tiles = sorted(tmp_path.glob("*/factor/c/*/*"))
+    tiles[1].write_bytes(b"")
+    tiles[2].unlink()
+    np.testing.assert_array_equal(factor(Gaussian(1.0), X, 0.1, tile_rows=40, workspace=tmp_path), truth)
+
+
+def test_nothing_stays_of_a_matrix_that_has_no_factor(rng, tmp_path):
+    X = rng.normal(size=(60, 3))
+    X[50] = X[5]
+    with pytest.raises(NotPSDError):
+        factor(Gaussian(0.5), X, 0.0, tile_rows=10, workspace=tmp_path)
+    assert left(tmp_path) == []
 
 
 def test_a_tile_that_is_lost_or_damaged_later_is_named(rng, tmp_path):

@@ -32,7 +32,7 @@ def test_panels_of_columns_and_clusters_give_the_same_inverse_diagonal(rng, monk
         on_cluster = tiled_solves.compute_inverse_diagonal(store)
         use_threads(monkeypatch, tiled_solves)
         np.testing.assert_array_equal(tiled_solves.compute_inverse_diagonal(store), on_cluster)
-        monkeypatch.setattr(tiled_solves, "_PANEL_COLUMNS", 13)
+        monkeypatch.setattr(tiled_solves, "PANEL_COLUMNS", 13)
         np.testing.assert_allclose(tiled_solves.compute_inverse_diagonal(store), on_cluster, rtol=1e-11)
 
 
