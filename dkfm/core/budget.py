@@ -7,6 +7,7 @@ unless `itemsize` says otherwise. `blocks` and `copies` are `peak_blocks` and `l
 from math import isqrt
 
 from dkfm.core import cpus
+from dkfm.core.chunking import choose_tile_rows
 from dkfm.errors import BudgetError
 
 _VALUE = 8
@@ -255,13 +256,16 @@ def factor_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) 
     return _VALUE * (max(5, blocks + 2) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
 
-def tiled_system_bytes(n: int, d: int, columns: int, tasks: int = 0) -> int:
-    """Return the peak bytes of the driver that solves systems of some right sides by a factor in tiles on disk.
+def tiled_system_bytes(n: int, d: int, columns: int, tasks: int = 0, blocks: int = 1, copies: int = 1) -> int:
+    """Return the peak bytes of the driver that solves systems of some right sides without a Gram matrix in memory.
 
     The driver holds the rows, twice while they are written for workers, some copies of the right sides, and what takes
-    `tasks` bytes in threads of this process.
+    `tasks` bytes in threads of this process. For the certificate it then holds what the kernel prepares from the rows
+    with copies on the way, and a tile for each thread, beside the tiles of the factor that threads keep.
     """
-    return _VALUE * (2 * n * (d + 3) + 8 * n * columns) + tasks + PROCESS_BYTES
+    rows = n * (d + 3)
+    certificate = _VALUE * ((4 + copies) * rows + cpus.COUNT * ((blocks + 1) * choose_tile_rows(n) * n + 2**23))
+    return 8 * _VALUE * n * columns + max(2 * _VALUE * rows + tasks + PROCESS_BYTES, certificate + _OVERHEAD)
 
 
 def inverse_task_bytes(n: int, tile_rows: int, columns: int) -> int:
@@ -269,9 +273,9 @@ def inverse_task_bytes(n: int, tile_rows: int, columns: int) -> int:
     return _VALUE * (columns * (n + 3 * tile_rows) + tile_rows * tile_rows)
 
 
-def factor_seconds(n: int, threads: int) -> float:
-    """Predict the seconds of threads that factor an N x N Gram matrix in tiles, read and written in a tenth of them."""
-    return 1.1 * n**3 / 6 * PRODUCT_SECONDS / threads
+def factor_seconds(n: int, threads: int, product_seconds: float = PRODUCT_SECONDS) -> float:
+    """Predict the seconds of threads that factor an N x N Gram matrix in tiles, which are written durably."""
+    return (1.1 * n**3 / 6 * product_seconds + _VALUE * n * n / 2 / WRITE_BYTES) / threads
 
 
 def largest_n_within(limit: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:

@@ -36,6 +36,9 @@ _SAME_TIME = 1.3
 _SHARED_SECONDS = 1.25
 """Factor by which tasks take longer where several run, which share caches and memory, and read their rows."""
 
+_PRODUCT_ROWS = 512
+"""Rows and columns of the matrices whose product is timed."""
+
 _REPETITIONS = 3
 """Number of times that a block is computed; the fastest counts."""
 
@@ -192,6 +195,24 @@ def _store_bytes(task: ProductTask, rows: int | None) -> tuple[int, int]:
         return 0, 0
     each = budget.gram_task_bytes(rows, task.d, kernel.peak_blocks, kernel.landmark_copies)
     return disk_bytes(task.n, task.d, rows), each if task.is_cluster else 0
+
+
+def factor_seconds(n: int, threads: int) -> float:
+    """Predict the seconds of threads that factor an N x N Gram matrix in tiles on disk."""
+    return budget.factor_seconds(n, threads, multiplication_seconds())
+
+
+@lru_cache(maxsize=1)
+def multiplication_seconds() -> float:
+    """Measure the seconds of one thread for a multiplication and addition of a large matrix product."""
+    left, right = np.random.default_rng(0).normal(size=(2, _PRODUCT_ROWS, _PRODUCT_ROWS))
+    product, least = np.empty((_PRODUCT_ROWS, _PRODUCT_ROWS)), inf
+    with single_blas_thread():
+        for _ in range(_REPETITIONS):
+            start = time.perf_counter()
+            np.matmul(left, right, out=product)
+            least = min(least, time.perf_counter() - start)
+    return least / _PRODUCT_ROWS**3
 
 
 def value_seconds(kernel: Kernel, d: int) -> float:

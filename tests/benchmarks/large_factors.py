@@ -35,6 +35,7 @@ import dkfm
 from dkfm.core import budget, cpus
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.memory import peak_memory
+from dkfm.gram import roads
 from dkfm.gram.linear_systems import tiled_cholesky
 from dkfm.gram.linear_systems.tile_store import open_tile_store
 from dkfm.gram.linear_systems.tiled_cholesky import FactorTask, factor_tile, open_tiled_factor
@@ -81,7 +82,7 @@ def factor_rows(n):
                     L[inside, store.rows(j)] = tile[rows[inside] - store.rows(i).start]
     error = np.abs(L @ L.T - kernel(X[rows]) - 1e-3 * np.eye(len(rows))).max()
     share = n**3 / 3 / taken / statistics.mean(rates)
-    planned = budget.factor_seconds(n, cpus.COUNT)
+    planned = roads.factor_seconds(n, cpus.COUNT)
     print(
         f"a factor of N = {n:,}, d = 50: {taken:.0f} s (planned {planned:.0f}), {share:.2f} of the rate of a product, "
         f"peak {(peak_memory() - before) / 1e6:,.0f} MB, |L L' - K| {error:.1e} ({n * 2.2e-16:.1e} allowed)",
@@ -108,7 +109,10 @@ def factor_panels(n):
     values = tiles * SIDE**2 * 50 * 2
     plan = dkfm.plan_fit(dkfm.KernelRidge(1e-3, kernel=kernel, solver="tiled"), (n, 50))
     share = (operations + values) / (n**3 / 3)
-    expected = share * budget.factor_seconds(n, cpus.COUNT) + tiles * budget.CHUNK_SECONDS
+    written = 8 * n * n / 2 / budget.WRITE_BYTES / cpus.COUNT
+    expected = (
+        share * (roads.factor_seconds(n, cpus.COUNT) - written) + tiles * SIDE**2 * 8 / budget.WRITE_BYTES / cpus.COUNT
+    )
     print(
         f"two panels of a factor of N = {n:,}: {taken:.0f} s, planned {expected:.0f} s ({expected / taken:.2f}); all "
         f"of it {plan.seconds / 60:.0f} min and {plan.disk_bytes / 1e9:.0f} GB of disk",

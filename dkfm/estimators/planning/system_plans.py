@@ -96,7 +96,7 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> 
         ways.append("a Cholesky factor in tiles on disk")
         each = budget.factor_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
         tiles = tile_store.count_lower_tiles(count_tiles(n, tile_rows))
-        each_factor = budget.factor_seconds(n, rows.threads) + tiles * budget.CHUNK_SECONDS / rows.threads
+        each_factor = roads.factor_seconds(n, rows.threads) + tiles * budget.CHUNK_SECONDS / rows.threads
         seconds += systems.factors * (each_factor * (1 + systems.inverts) + 2 * product)
         kept = systems.factors if estimator.workspace is not None else 1
         disk = kept * tile_store.disk_bytes(n, tile_rows) + 8 * n * (d + 1) * rows.is_cluster
@@ -104,7 +104,8 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> 
             each = max(each, budget.inverse_task_bytes(n, tile_rows, min(tile_rows, tiled_solves.PANEL_COLUMNS)))
     piece = matrix_free.choose_tile_rows(n, d, columns)
     each = max(each, budget.product_task_bytes(piece, d, columns, kernel.peak_blocks, kernel.landmark_copies))
-    need = budget.tiled_system_bytes(n, d, columns, 0 if rows.is_cluster else rows.threads * each)
+    tasks = 0 if rows.is_cluster else rows.threads * each
+    need = budget.tiled_system_bytes(n, d, columns, tasks, kernel.peak_blocks, kernel.landmark_copies)
     if "conjugate gradients" in ways:
         need += iterative_solver.preconditioner_bytes(n)
     return FitPlan(

@@ -24,7 +24,7 @@ from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.files import local, temporary_folders
-from dkfm.gram import build
+from dkfm.gram import build, roads
 from dkfm.gram.linear_systems.tile_store import (
     Pair,
     TileStore,
@@ -162,7 +162,7 @@ def _require_room(store: TileStore, executor: Executor, each: int) -> None:
 def _run(task: FactorTask, executor: Executor, progress: bool) -> None:
     store = task.store
     order, total = TileOrder(store.blocks), count_lower_tiles(store.blocks)
-    n, seconds = store.n, budget.factor_seconds(store.n, executor.threads)
+    n, seconds = store.n, roads.factor_seconds(store.n, executor.threads)
     text = f"factor of {n:,} x {n:,} kernel values, {total:,} tiles, in {store.root}, on {describe_place(executor)}"
     if there := store.count_tiles():
         text += f", {there:,} of them there already"
@@ -266,10 +266,10 @@ def _factor_diagonal(A: Array, diagonal: Array, first: int, alpha: float) -> Arr
     if alpha == 0:
         low = np.square(L.diagonal()) <= ROUNDING_SHARE * diagonal
         if failed >= 0 or low.any():
+            row = failed if failed >= 0 else first + int(low.argmax())
             raise NotPSDError(
-                f"Row {failed if failed >= 0 else first + int(low.argmax())} is, up to rounding, in the span of the rows "
-                "before it, and the Gram matrix has no Cholesky factor of full rank; use pivots, which leave such rows "
-                "out, or an alpha."
+                f"Row {row} is, up to rounding, in the span of the rows before it, and the Gram matrix has no Cholesky "
+                "factor of full rank; use pivots, which leave such rows out, or an alpha."
             )
     if failed >= 0:
         raise make_indefinite_error(failed, alpha) from None

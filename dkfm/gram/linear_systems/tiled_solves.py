@@ -20,6 +20,7 @@ from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.gram import roads
 from dkfm.gram.linear_systems.tile_store import Pair, TileStore
 from dkfm.gram.linear_systems.tiled_cholesky import solve_from_right
 from dkfm.gram.shared_arrays import open_shared_arrays
@@ -107,7 +108,7 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
         if executor.client is None:
             have = memory.task_budget(None, executor.threads)
             budget.require_fits(each, have, "Columns of the inverse of the factor", "use fewer threads, or more memory")
-        seconds = budget.factor_seconds(store.n, executor.threads)
+        seconds = roads.factor_seconds(store.n, executor.threads)
         text = f"inverse diagonal of {store.n:,} rows, {len(panels)} panels, on {describe_place(executor)}"
         log_stage("solve", text, seconds=seconds, rows=store.n, threads=executor.threads)
         task = InverseTask(store, shared.requirements)
