@@ -378,7 +378,7 @@ def test_the_time_of_a_plan_is_that_of_its_kernel(tmp_path, monkeypatch):
     rows, seconds = np.random.default_rng(0).normal(size=(60, 3)), []
     for kernel in (kernels.Gaussian(1.0), kernels.Pairwise(product)):  # a hundred times as long
         seconds.append(dkfm.plan_score(dkfm.KernelPCA(2, kernel=kernel).fit(rows), rows, tmp_path / "out").row_seconds)
-    assert 0 < 10 * seconds[0] < seconds[1]
+    assert 0 < 3 * seconds[0] < seconds[1]  # both are measured, where other processes may be busy
     assert not (tmp_path / "out").exists()
 
 

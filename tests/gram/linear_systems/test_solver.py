@@ -60,6 +60,7 @@ def test_auto_does_not_try_gradients_without_time_or_memory_or_for_an_inverse(sy
 
 def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
     X, weights, B, _ = system
+    monkeypatch.setattr(solver, "_MAX_PRODUCTS", 40)
     with pytest.raises(ConvergenceError, match=r"stopped at a residual of .*, above tol = 1e-16"):
         SystemSolver(KERNEL, X, weights, "cg", SystemOptions(tol=1e-16)).solve(1e-6, B)
     monkeypatch.setattr(memory, "available_memory", lambda: 1000)
@@ -67,7 +68,8 @@ def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
         SystemSolver(KERNEL, X, weights, "cg", OPTIONS).solve(0.1, B)
 
 
-def test_an_indefinite_matrix_is_found_by_both(rng):
+def test_an_indefinite_matrix_is_found_by_both(rng, monkeypatch):
+    monkeypatch.setattr(solver, "_MAX_PRODUCTS", 40)
     X, B = rng.normal(size=(200, 3)), rng.normal(size=(200, 1))
     kernel = Function(lambda X, Y: X @ Y.T - 3.0 * np.outer(X[:, 0], Y[:, 0]))
     with pytest.raises(ConvergenceError):
