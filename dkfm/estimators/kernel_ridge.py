@@ -36,44 +36,14 @@ if TYPE_CHECKING:
 class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Base class of the estimators that solve a kernel ridge regression."""
 
+    alpha: float | Array | Literal["loo"]
+    gamma: float | None
+    degree: float
+    coef0: float
+    dtype: DType | None
     fitted_values_: Array
     norms_: Array
     _stored_class: ClassVar[type[StoredRidge]]
-
-    def __init__(
-        self,
-        alpha: float | Array | Literal["loo"] = 1,
-        *,
-        kernel: KernelSpec = "linear",
-        gamma: float | None = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: Mapping[str, object] | None = None,
-        alphas: object = None,
-        leave_one_out: bool = False,
-        solver: Solver = "auto",
-        tol: float = 1e-10,
-        on_indefinite: IndefinitePolicy = "raise",
-        dtype: DType | None = None,
-        tile_rows: int | None = None,
-        workspace: str | Path | None = None,
-        progress: bool = True,
-    ) -> None:
-        self.alpha = alpha
-        self.kernel = kernel
-        self.gamma = gamma
-        self.degree = degree
-        self.coef0 = coef0
-        self.kernel_params = kernel_params
-        self.alphas = alphas
-        self.leave_one_out = leave_one_out
-        self.solver = solver
-        self.tol = tol
-        self.on_indefinite = on_indefinite
-        self.dtype = dtype
-        self.tile_rows = tile_rows
-        self.workspace = workspace
-        self.progress = progress
 
     def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
         """Check what a fit is given beside its n rows."""
@@ -302,6 +272,41 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     """
 
     _stored_class: ClassVar[type[StoredRidge]] = StoredRidge
+
+    def __init__(
+        self,
+        alpha: float | Array | Literal["loo"] = 1,
+        *,
+        kernel: KernelSpec = "linear",
+        gamma: float | None = None,
+        degree: float = 3,
+        coef0: float = 1,
+        kernel_params: Mapping[str, object] | None = None,
+        alphas: object = None,
+        leave_one_out: bool = False,
+        solver: Solver = "auto",
+        tol: float = 1e-10,
+        on_indefinite: IndefinitePolicy = "raise",
+        dtype: DType | None = None,
+        tile_rows: int | None = None,
+        workspace: str | Path | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.alpha = alpha
+        self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
+        self.kernel_params = kernel_params
+        self.alphas = alphas
+        self.leave_one_out = leave_one_out
+        self.solver = solver
+        self.tol = tol
+        self.on_indefinite = on_indefinite
+        self.dtype = dtype
+        self.tile_rows = tile_rows
+        self.workspace = workspace
+        self.progress = progress
 
     @overload
     def predict(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it

@@ -123,24 +123,22 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         workspace: str | Path | None = None,
         progress: bool = True,
     ) -> None:
-        super().__init__(
-            alpha,
-            kernel=kernel,
-            gamma=gamma,
-            degree=degree,
-            coef0=coef0,
-            kernel_params=kernel_params,
-            alphas=alphas,
-            leave_one_out=leave_one_out,
-            solver=solver,
-            tol=tol,
-            on_indefinite=on_indefinite,
-            dtype=dtype,
-            tile_rows=tile_rows,
-            workspace=workspace,
-            progress=progress,
-        )
+        self.alpha = alpha
+        self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
+        self.kernel_params = kernel_params
         self.class_weight = class_weight
+        self.alphas = alphas
+        self.leave_one_out = leave_one_out
+        self.solver = solver
+        self.tol = tol
+        self.on_indefinite = on_indefinite
+        self.dtype = dtype
+        self.tile_rows = tile_rows
+        self.workspace = workspace
+        self.progress = progress
 
     def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
         labels, weights = class_labels.check_labels(y, n, type(self).__name__), ridge.check_weights(sample_weight, n)
