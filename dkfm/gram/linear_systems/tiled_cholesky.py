@@ -113,26 +113,20 @@ def open_tiled_factor(
         A tile killed its workers again and again, or the cluster is gone.
     """
     n, source, client = X.shape[0], MemorySource(X), find_client(client)
-    size = min(n, build.checked_tile_rows(tile_rows))
-    width, roots = source.mean_values_per_row, None
+    size, roots = min(n, build.checked_tile_rows(tile_rows)), None
     if weights is not None and (weights != 1).any():
         roots = np.sqrt(weights)[:, np.newaxis]
     identity = build.build_key(kernel, source)
     identity |= {"alpha": alpha, "roots": "" if roots is None else digest_rows(MemorySource(roots))}
-    with _open_folder(kernel, workspace, n, size) as folder, open_executor(client) as executor:
+    with _open_folder(kernel, workspace, n, size) as folder:
         store = open_tile_store(folder / name_store(identity), identity, n, size)
-        each = budget.factor_task_bytes(store.tile_rows, width, kernel.peak_blocks, kernel.landmark_copies)
-        _require_room(store, executor, each)
-        with (
-            open_shared_arrays(executor, each, 8 * n * (width + 1), "The training rows", folder) as shared,
-            shared.share(X) as rows,
-            nullcontext() if roots is None else shared.share(roots) as shared_roots,
-        ):
-            try:
-                _run(FactorTask(kernel, rows, shared_roots, alpha, store, shared.requirements), executor, progress)
-            except NotPSDError:  # no later fit needs the tiles
+        try:
+            with open_executor(client) as executor:
+                _compute_tiles(store, kernel, source, roots, alpha, executor, progress)
+        except NotPSDError:
+            if client is None:  # no task runs any longer, and no later fit needs the tiles
                 zarr_store.remove_own_store(store.root, "factor")
-                raise
+            raise
         store.mark_complete()
         yield store
 
@@ -159,20 +153,35 @@ def _require_room(store: TileStore, executor: Executor, each: int) -> None:
     budget.require_fits(each, have, f"A tile of {store.tile_rows} rows", remedy)
 
 
-def _run(task: FactorTask, executor: Executor, progress: bool) -> None:
-    store = task.store
+def _compute_tiles(
+    store: TileStore,
+    kernel: Kernel,
+    source: MemorySource,
+    roots: Array | None,
+    alpha: float,
+    executor: Executor,
+    progress: bool,
+) -> None:
+    """Compute the tiles of a factor that are missing in its store."""
+    n, width = store.n, source.mean_values_per_row
+    each = budget.factor_task_bytes(store.tile_rows, width, kernel.peak_blocks, kernel.landmark_copies)
+    _require_room(store, executor, each)
     order, total = TileOrder(store.blocks), count_lower_tiles(store.blocks)
-    n, seconds = store.n, roads.factor_seconds(store.n, executor.threads)
     text = f"factor of {n:,} x {n:,} kernel values, {total:,} tiles, in {store.root}, on {describe_place(executor)}"
     if there := store.count_tiles():
         text += f", {there:,} of them there already"
+    seconds = roads.factor_seconds(n, executor.threads)
     log_stage("factor", text, seconds=seconds, rows=n, tiles=total, threads=executor.threads)
-    tasks = (None if pair is None else (task, pair) for pair in order)
-    tally = run_tasks(executor, "dkfm-factor", factor_tile, tasks, total, progress, order.finish)
+    with (
+        open_shared_arrays(executor, each, 8 * n * (width + 1), "The training rows", store.root.parent) as shared,
+        shared.share(source.array) as rows,
+        nullcontext() if roots is None else shared.share(roots) as shared_roots,
+    ):
+        task = FactorTask(kernel, rows, shared_roots, alpha, store, shared.requirements)
+        tasks = (None if pair is None else (task, pair) for pair in order)
+        tally = run_tasks(executor, "dkfm-factor", factor_tile, tasks, total, progress, order.finish)
     if tally.fatal_tasks:
-        raise ClusterError(
-            f"Every worker died that computed a tile of the factor; what else there is of it stays in {store.root}."
-        )
+        raise ClusterError(f"Every worker died that computed a tile of the factor in {store.root}; the others stay.")
 
 
 class TileOrder:
