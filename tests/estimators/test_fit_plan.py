@@ -123,6 +123,7 @@ def test_files_of_tiles_take_time(tmp_path):
 def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(monkeypatch, tmp_path):
     n, q = 40_000, 20
     monkeypatch.setattr(memory, "available_memory", lambda: 4 * 10**9)
+    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 2e-9)
     plan = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n, 50))
     assert plan.road == "20 eigenvectors by products with the Gram matrix computed anew each time"
     assert (plan.disk_bytes, plan.place) == (0, "")

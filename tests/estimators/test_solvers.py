@@ -8,7 +8,7 @@ from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import solvers
 from dkfm.estimators.planning import system_plans
 from dkfm.execution import memory
-from dkfm.gram import build
+from dkfm.gram import build, roads
 from dkfm.kernels import Gaussian, NegativeSquaredDistance
 
 WORDS = {"kernel": "rbf", "gamma": 0.3, "tile_rows": 60}
@@ -129,7 +129,10 @@ def test_near_rounding_tiles_are_as_exact_as_the_matrix_in_memory(rng, factor):
     assert certificates[1] <= 10 * certificates[0]
 
 
-def test_the_plan_counts_the_inverse_and_the_factor_of_each_penalty(tmp_path):
+def test_the_plan_counts_the_inverse_and_the_factor_of_each_penalty(tmp_path, monkeypatch):
+    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 2e-9)
+    monkeypatch.setattr(roads, "multiplication_seconds", lambda: 5e-11)
+
     def plan(alpha=1.0, **options):
         return dkfm.plan_fit(dkfm.KernelRidge(alpha, kernel="rbf", solver="tiled", **options), (100_000, 50))
 
