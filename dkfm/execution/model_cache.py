@@ -7,6 +7,7 @@ from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import estimate_values_per_row
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import is_inside_worker, nanny_local_directory, worker_memory_limit
+from dkfm.kernels.pairwise.block_functions import find_exponential
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
 from dkfm.storage.model_transfer import get_cached_model_folder
@@ -45,10 +46,12 @@ memory.register_cache(_scorers.remove_unless_busy)
 def peak_memory_after_imports() -> int:
     """Return the peak resident size of this process, in bytes, once SciPy and this module's imports are loaded.
 
-    Code that numba compiles for a kernel is not included.
+    On some processors the exponential is compiled, by a library of fifty megabytes. Code that numba compiles for a
+    kernel is not included.
     """
     import scipy.linalg  # noqa: F401
 
+    find_exponential()
     return memory.peak_memory()
 
 

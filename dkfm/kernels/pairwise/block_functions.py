@@ -119,14 +119,14 @@ def exp_in_place(values: Array) -> Array:
     of float64 one by one, they are compiled instead, within one unit in the last place and without NumPy's warnings.
     """
     if values.dtype == np.float64:
-        _find_exponential()(values)
+        find_exponential()(values)
     else:
         np.exp(values, out=values)
     return values
 
 
 @cache
-def _find_exponential() -> Callable[[Array], None]:
+def find_exponential() -> Callable[[Array], None]:
     """Return a function that overwrites float64 values with their exponentials: the same in the whole process.
 
     The processor and what is installed decide, so that workers on equal machines choose alike.
