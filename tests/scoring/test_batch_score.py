@@ -372,13 +372,13 @@ def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatc
 
 
 def test_the_time_of_a_plan_is_that_of_its_kernel(tmp_path, monkeypatch):
-    (tmp_path / "plain_product.py").write_text("def product(x, y):\n    return float(x @ y)\n")
+    (tmp_path / "plain_product.py").write_text("def product(x, y):\n    return float(max(x @ y for _ in range(20)))\n")
     monkeypatch.syspath_prepend(tmp_path)
     product = importlib.import_module("plain_product").product
     rows, seconds = np.random.default_rng(0).normal(size=(60, 3)), []
-    for kernel in (kernels.Gaussian(1.0), kernels.Pairwise(product)):  # a hundred times as long
+    for kernel in (kernels.Gaussian(1.0), kernels.Pairwise(product)):  # a thousand times as long
         seconds.append(dkfm.plan_score(dkfm.KernelPCA(2, kernel=kernel).fit(rows), rows, tmp_path / "out").row_seconds)
-    assert 0 < 3 * seconds[0] < seconds[1]  # both are measured, where other processes may be busy
+    assert 0 < 10 * seconds[0] < seconds[1]
     assert not (tmp_path / "out").exists()
 
 

@@ -18,6 +18,7 @@ from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.solvers import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge
+from dkfm.execution import progress
 from dkfm.execution.scoring_threads import use_all_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
@@ -197,15 +198,8 @@ def fit_ridge(
     scaled = Targets(targets.values / scale, targets.weights)
     if solver != "dense":
         solution = _solve_without_gram(data, scaled, options, cast("Array", penalties), solver)
-    elif penalties is None:
-        K = _compute_gram(data, options, True)
-        solution = ridge.solve_ridge_path(
-            K, scaled, cast("Array", path), per_target=per_target, on_indefinite=options.on_indefinite
-        )
     else:
-        K = _compute_gram(data, options, bool(reason))
-        leaves_out, policy = bool(options.leave_one_out), options.on_indefinite
-        solution = ridge.solve_ridge(K, scaled, penalties, leave_one_out=leaves_out, on_indefinite=policy)
+        solution = _solve_in_memory(data, scaled, options, penalties, path, per_target, bool(reason))
     model = _make_model(Model(data.kernel, data.rows_as_landmarks, {}), solution.coefficients * scale, stored, dtype)
     fitted = _certify(model, data, solution, scale, stored)
     if path is not None:
@@ -214,13 +208,25 @@ def fit_ridge(
     return model, fitted, solution.alphas
 
 
-def _compute_gram(data: TrainingData, options: RidgeOptions, decomposes: bool) -> Array:
-    """Return the Gram matrix, and log what is computed from it."""
-    n = data.rows_as_landmarks.shape[0]
+def _solve_in_memory(
+    data: TrainingData,
+    targets: Targets,
+    options: RidgeOptions,
+    penalties: Array | None,
+    path: Array | None,
+    per_target: bool,
+    decomposes: bool,
+) -> RidgeSolution:
+    """Solve from the Gram matrix in memory, which is freed at the end."""
+    n, policy = len(targets.weights), options.on_indefinite
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
     log_stage("root", f"regression from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
-    return K
+    with progress.show_elapsed_bar("dkfm-root", seconds if decomposes else 0.0, options.progress):
+        if penalties is None:
+            return ridge.solve_ridge_path(K, targets, cast("Array", path), per_target=per_target, on_indefinite=policy)
+        leaves_out = bool(options.leave_one_out)
+        return ridge.solve_ridge(K, targets, penalties, leave_one_out=leaves_out, on_indefinite=policy)
 
 
 def _solve_without_gram(

@@ -27,10 +27,8 @@ _TYPICAL_CLASSES = 10
 def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of discriminants."""
     options = estimator._discriminant_options()
-    decomposes, reason = (
-        discriminants.decomposes_gram(options, rows.kernel),
-        discriminants.why_gram(options, rows.kernel),
-    )
+    decomposes = discriminants.decomposes_gram(options, rows.kernel)
+    reason = discriminants.why_gram(options, rows.kernel)
     plan = _plan_systems(estimator, rows, _Systems(reason, decomposes, _TYPICAL_CLASSES + 1, 1, False))
     return shrink_model(plan, estimator.n_components or _TYPICAL_CLASSES)
 
