@@ -107,6 +107,11 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     "--tol", type=click.FloatRange(0, 1, max_open=True), help="Of features: the error bound to be content with."
 )
 @click.option(
+    "--build",
+    type=click.Choice(["auto", "gram", "columns", "rounds", "tiled"]),
+    help="Of features: how pivots are found. tiled: all rows, of full rank, with weights that stay on disk. [auto]",
+)
+@click.option(
     "--dtype",
     type=click.Choice(["float64", "float32"]),
     default="float64",

@@ -41,7 +41,7 @@ from dkfm.storage import model_transfer
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
 
-_FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "random_state"
+_FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "build", "random_state"
 """Options of the method features alone."""
 
 _PCA_OPTIONS = ("standardize",)
@@ -79,6 +79,7 @@ class FitOptions:
     n_landmarks: int | None
     certify: str | None
     tol: float | None
+    build: str | None
     dtype: str
     kernel: str | None
     param: tuple[str, ...]

@@ -13,7 +13,7 @@ from dkfm.storage.model_store import load_record
 
 
 def describe_store(path: str | Path) -> dict[str, object]:
-    """Return facts on a Gram matrix, a factor, a model or an output, as plain JSON values.
+    """Return facts on a Gram matrix, a factor or its root, a model or an output, as plain JSON values.
 
     Raises
     ------
@@ -27,13 +27,7 @@ def describe_store(path: str | Path) -> dict[str, object]:
     with model_transfer.open_model_folder(path) as folder:
         attributes = zarr_schema.read_group(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
-        describe = {
-            "factor": _describe_factor,
-            "gram": _describe_gram,
-            "model": _describe_model,
-            "rows": _describe_row_store,
-        }[kind]
-        return facts | describe(folder, attributes)
+        return facts | _DESCRIBE[kind](folder, attributes)
 
 
 def _describe_gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
@@ -61,9 +55,21 @@ def _describe_factor(root: Path, attributes: dict[str, object]) -> dict[str, obj
     }
 
 
+def _describe_root(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    identity = attributes.get("identity")
+    info, known = zarr_schema.read_array_info(root / "root"), identity if isinstance(identity, dict) else {}
+    return {
+        "kernel": known.get("kernel"),
+        "shape": list(info.shape),
+        "chunks": len(zarr_schema.list_file_sizes(root / "root")) - 1,
+        "of": info.grid[1],
+        "complete": (root / zarr_schema.MARKER).exists(),
+    }
+
+
 def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     try:
-        record = load_record(root)
+        record = load_record(root, streamed=True)
     except UntrustedError as error:
         return {"kernel": attributes.get("kernel"), "code": str(error)}
     return {
@@ -76,7 +82,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         **({"classes": list(record.classes)} if record.classes else {}),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
-        "bytes": record.model.nbytes,
+        "bytes": record.model.nbytes + record.model.dtype.itemsize * record.model.n_stored_head_elements,
         "digest": record.digest,
     }
 
@@ -116,6 +122,7 @@ _DESCRIBE = {
     "factor": _describe_factor,
     "gram": _describe_gram,
     "model": _describe_model,
+    "root": _describe_root,
     "rows": _describe_row_store,
 }
 """Functions that return facts on a store of each kind, from its folder and attributes."""

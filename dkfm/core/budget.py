@@ -50,6 +50,9 @@ PIECE_COLUMNS = 2048
 _PRODUCT_RATE = 7e10
 """Assumed multiplications and additions a second, one by one, of a product with few columns on all threads."""
 
+_CERTIFIED_ROWS = 600
+"""Number of landmarks, at most, whose pairs are certified."""
+
 LARGEST_DENSE_N = 32_766
 """Largest N for LAPACK: divide and conquer needs 1 + 6N + 2N^2 values, counted in 32 bits."""
 
@@ -266,6 +269,17 @@ def tiled_system_bytes(n: int, d: int, columns: int, tasks: int = 0, blocks: int
     rows = n * (d + 3)
     certificate = _VALUE * ((4 + copies) * rows + cpus.COUNT * ((blocks + 1) * choose_tile_rows(n) * n + 2**23))
     return 8 * _VALUE * n * columns + max(2 * _VALUE * rows + tasks + PROCESS_BYTES, certificate + _OVERHEAD)
+
+
+def tiled_map_bytes(n: int, d: int, tasks: int = 0, blocks: int = 1, copies: int = 1) -> int:
+    """Return the peak bytes of the driver that fits a map whose weights stay on disk.
+
+    The driver holds the rows, twice while they are written for workers, and what takes `tasks` bytes in threads of this
+    process. For the certificate it then holds kernel values and features of some landmarks, and panels of weights.
+    """
+    rows = _VALUE * n * (d + 3)
+    certificate = _VALUE * (4 + blocks) * _CERTIFIED_ROWS * n + 2**26
+    return max(2 * rows + tasks, (1 + copies) * rows + certificate) + PROCESS_BYTES + _OVERHEAD
 
 
 def inverse_task_bytes(n: int, tile_rows: int, columns: int) -> int:

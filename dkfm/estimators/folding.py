@@ -11,6 +11,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators import linear_model_readers
 from dkfm.estimators.columns_between_models import require_column_order, to_named_frame
+from dkfm.estimators.fitting.feature_maps import require_weights_in_memory
 from dkfm.estimators.folded_model import Folded, FoldedTransformer
 from dkfm.estimators.linear_model_readers import LinearModel
 from dkfm.estimators.mixins.transformer import ModelTransformerMixin
@@ -85,6 +86,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
         raise InvalidInputError(f"feature_map must be a fitted feature map of dkfm's, and is {feature_map!r:.100}.")
     check_is_fitted(feature_map, "model_")
     head = feature_map.model_.head(feature_map._output)
+    require_weights_in_memory(feature_map.model_, "A folded model")
     check_is_fitted(model)
     linear = linear_model_readers.read_linear_model(model)
     width = next(iter(linear.outputs.values()))[0].dense_weights.shape[0]

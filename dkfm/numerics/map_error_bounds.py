@@ -10,6 +10,7 @@ import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
+from dkfm.numerics.model import StoredWeights, iter_weight_panels
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, Root, nonzero_lengths
 
 ROOT_ROUNDING = 4 * EPS
@@ -86,6 +87,10 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
 def _sum_scaled_squares(root: Root, lengths: Array) -> Array:
     """Return the squared norms of the columns of ``D W``, (r,)."""
     squares = np.zeros(len(root.values))
+    if isinstance(root.weights, StoredWeights):
+        for columns, panel in iter_weight_panels(root.weights, len(squares), root.triangular):
+            squares[columns] = np.square(panel * lengths[: len(panel), np.newaxis]).sum(axis=0)
+        return squares
     for rows in row_slices(len(lengths), _ROWS_IN_CACHE):
         columns = slice(rows.start if root.triangular else 0, None)
         block = root.weights[rows, columns] * lengths[rows, np.newaxis]

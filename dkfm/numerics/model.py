@@ -4,14 +4,16 @@ Every linear function of the features is affine in ``k(z, X)``, so a head comput
 Unless it has `StoredWeights`, a model refers to no store: it can be pickled and copied, and outlives its location.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from dkfm.core.background_io import prefetch
+from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
@@ -33,6 +35,15 @@ class StoredWeights(Protocol):
 
     def __getitem__(self, slices: tuple[slice, slice], /) -> Array:
         """Read a slice of the rows and a slice of the columns."""
+
+
+def iter_weight_panels(weights: Array, column_stop: int, triangular: bool) -> Iterator[tuple[slice, Array]]:
+    """Yield slices of the columns before `column_stop`, with weights; stored ones without zero rows of a triangle."""
+    if not isinstance(weights, StoredWeights):
+        return iter([(slice(0, column_stop), weights[:, :column_stop])] if column_stop else [])
+    parts = list(row_slices(column_stop, weights.panel_columns))
+    reads = [partial(weights.__getitem__, (slice(part.stop if triangular else None), part)) for part in parts]
+    return zip(parts, prefetch(reads), strict=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.eigensolvers.dense import eigh_in_place
-from dkfm.numerics.model import Head
+from dkfm.numerics.model import Head, iter_weight_panels
 
 BASES = ("symmetric", "spectral", "cholesky")
 
@@ -157,7 +157,7 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
     if basis == "symmetric" and root.rotation is not None:
         W = W @ root.rotation
         return {"features": Head(W, None if mean is None else mean @ W), "residual": residual}
-    offset = None if mean is None else mean @ W
+    offset = None if mean is None else _project(mean, W, root.triangular)
     if basis != "symmetric":
         return {"features": Head(W, offset, triangular=root.triangular), "residual": residual}
     if 2 * W.shape[1] <= n or condition_number(root.values) > _WELL_CONDITIONED:
@@ -165,6 +165,14 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
     half = W * root.values**0.25
     explicit = half @ half.T
     return {"features": Head(explicit, None if mean is None else mean @ explicit), "residual": residual}
+
+
+def _project(values: Array, W: Array, triangular: bool) -> Array:
+    """Return the product (r,) of some values (N,) and weights, which may be in a store."""
+    product = np.zeros(W.shape[1])
+    for columns, panel in iter_weight_panels(W, W.shape[1], triangular):
+        product[columns] = values[: len(panel)] @ panel
+    return product
 
 
 def make_residual_head(root: Root) -> Head:
@@ -184,7 +192,7 @@ def make_residual_head(root: Root) -> Head:
 def cast_heads(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[str, Head]:
     """Return heads cast to another dtype; arrays that heads share stay shared."""
     arrays = {id(a): a for h in heads.values() for a in (h.weights, h.offset, h.sqrt_eigenvalues) if a is not None}
-    cast = {key: array.astype(dtype, copy=False) for key, array in arrays.items()}
+    cast = {key: array if array.dtype == dtype else array.astype(dtype) for key, array in arrays.items()}
     return {
         name: replace(
             h,

@@ -15,7 +15,6 @@ from functools import cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.background_io import prefetch
 from dkfm.core.chunking import choose_tile_rows, count_tiles, row_slices
 from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.core.scratch_buffers import ThreadBuffer
@@ -24,7 +23,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.pairwise.block_functions import Evaluator
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics import links
-from dkfm.numerics.model import Head, Model, StoredWeights
+from dkfm.numerics.model import Head, Model, StoredWeights, iter_weight_panels
 from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, triangular_matmul_in_place
 
 
@@ -199,7 +198,7 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
     direct = alone and first.sqrt_eigenvalues is None and first.link == links.IDENTITY
     product = target if direct else np.empty((len(values), columns), values.dtype)
     in_place = first.triangular and not isinstance(first.weights, StoredWeights)
-    for part, W in _iter_weight_panels(first, columns):
+    for part, W in iter_weight_panels(first.weights, columns, first.triangular):
         if in_place:
             np.copyto(product, values)
             triangular_matmul_in_place(product, W)
@@ -213,16 +212,6 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
             out[...] = 0.0
         elif head.sqrt_eigenvalues is None:
             _apply_link(product if direct else product[:, : head.n_columns], head, diagonal, out)
-
-
-def _iter_weight_panels(head: Head, column_stop: int) -> Iterator[tuple[slice, Array]]:
-    """Yield slices of the columns before `column_stop`, with weights; stored ones without zero rows of a triangle."""
-    W = head.weights
-    if not isinstance(W, StoredWeights):
-        return iter([(slice(0, column_stop), W[:, :column_stop])] if column_stop else [])
-    parts = list(row_slices(column_stop, W.panel_columns))
-    reads = [partial(W.__getitem__, (slice(part.stop if head.triangular else None), part)) for part in parts]
-    return zip(parts, prefetch(reads), strict=True)
 
 
 def _add_symmetric_product(product: Array, head: Head, s: Array, part: slice, W: Array, out: Array) -> None:

@@ -20,12 +20,9 @@ from dkfm.files.local import open_plain
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import links
-from dkfm.numerics.model import Head, Model
+from dkfm.numerics.model import Head, Model, iter_weight_panels
 from dkfm.storage import csr, json_reading, zarr_schema, zarr_store
-from dkfm.storage.streamed_weights import count_columns_within, open_weights
-
-_CHUNK_BYTES = 2**22
-"""Largest chunk of an array, in bytes, unless one row or one column is larger."""
+from dkfm.storage.streamed_weights import CHUNK_BYTES, count_columns_within, open_weights
 
 _PARALLEL_FILES = 4
 """Files whose checksums are computed at a time."""
@@ -130,7 +127,12 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         for name, values in arrays.items():
             is_weights = name.startswith("head.") and values.ndim == 2
             chunks = _column_chunk_shape(values) if is_weights else _row_chunk_shape(values)
-            zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))[...] = values
+            array = zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))
+            if is_weights:
+                for columns, panel in iter_weight_panels(values, values.shape[1], False):
+                    array[:, columns] = panel
+            else:
+                array[...] = values
         root = Path(group.store.root)  # type: ignore[attr-defined]  # a local store has this attribute
         checksums = _compute_checksums(root, sorted(zarr_schema.list_files(root)))
         digest = _manifest_digest(checksums)
@@ -140,11 +142,11 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
 
 def _column_chunk_shape(weights: Array) -> tuple[int, int]:
     n, r = weights.shape
-    return max(1, n), max(1, min(r, count_columns_within(_CHUNK_BYTES, n, weights.itemsize)))
+    return max(1, n), max(1, min(r, count_columns_within(CHUNK_BYTES, n, weights.dtype.itemsize)))
 
 
 def _row_chunk_shape(values: Array) -> tuple[int, ...]:
-    rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
+    rows = max(1, min(len(values), CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
     return (rows, *(max(1, length) for length in values.shape[1:]))
 
 

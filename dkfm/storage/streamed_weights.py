@@ -10,6 +10,9 @@ from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, UnsupportedStoreError
 from dkfm.storage import zarr_schema, zarr_store
 
+CHUNK_BYTES = 2**22
+"""Largest chunk of an array of a model, in bytes, unless one row or one column is larger."""
+
 PANEL_BYTES = 2**25
 """Bytes of weights that are read at a time, for one product."""
 
@@ -40,6 +43,9 @@ class _ZarrWeights:
     triangular: bool
     panel_columns: int
     ndim: ClassVar[int] = 2
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getitem__(self, index: tuple[slice, slice]) -> Array:
         rows, columns = index

@@ -19,7 +19,7 @@ from dkfm.files.local import is_partial
 from dkfm.storage import codec_checks, json_reading
 from dkfm.storage.codec_checks import CRC_BYTES, parse_axis_lengths
 
-VERSIONS = {"factor": 1, "gram": 1, "model": 2, "rows": 1, "scores": 3}
+VERSIONS = {"factor": 1, "gram": 1, "model": 2, "root": 1, "rows": 1, "scores": 3}
 """Format version of each kind of store, the only one that this version of dkfm reads and writes."""
 
 MARKER = "_COMPLETE"
@@ -202,7 +202,7 @@ def is_parquet_part_name(name: str) -> bool:
 def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     """Return dkfm's own attributes of a store; raise an UnsupportedStoreError for another writer, kind or version.
 
-    `kind` is the expected kind, "factor", "gram", "model", "rows" or "scores"; any of them by default.
+    `kind` is the expected kind, a key of `VERSIONS`; any of them by default.
     """
     if not root.is_dir():
         raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")

@@ -12,6 +12,14 @@ GB = 10**9
 GAUSSIAN = kernels.Gaussian(7.0)
 
 
+@pytest.fixture(autouse=True)
+def value_seconds(monkeypatch):
+    """Values of two nanoseconds, as on a machine of these years; this machine may be slower or faster."""
+    measured = roads.value_seconds
+    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 2e-9)
+    return measured
+
+
 def task(kernel=GAUSSIAN, n=60_000, d=50, *, keeps_store=False, is_cluster=False, disk_room=100 * GB):
     return ProductTask(kernel, n, d, 20, 10, None, 2, is_cluster, keeps_store, disk_room)
 
@@ -58,7 +66,7 @@ def test_a_cluster_needs_memory_for_tasks_on_its_workers():
     assert there.memory_bytes < here.memory_bytes
 
 
-def test_the_time_of_a_value_is_measured_for_any_kernel():
+def test_the_time_of_a_value_is_measured_for_any_kernel(value_seconds):
     def refuse(X, Y):
         raise ValueError("no")
 
@@ -68,11 +76,11 @@ def test_the_time_of_a_value_is_measured_for_any_kernel():
         def __call__(self, X, Y):
             return X @ Y.T
 
-    assert roads.value_seconds(kernels.Function(refuse), 5) == budget.VALUE_SECONDS
-    assert 0 < roads.value_seconds(kernels.Function(Unhashable()), 5) < 1e-6
+    assert value_seconds(kernels.Function(refuse), 5) == budget.VALUE_SECONDS
+    assert 0 < value_seconds(kernels.Function(Unhashable()), 5) < 1e-3
     slow = kernels.Pairwise(lambda x, y: float(x @ y))
-    assert roads.value_seconds(slow, 5) > 5 * roads.value_seconds(kernels.Linear(), 5)
-    assert roads.value_seconds(kernels.ChiSquared(1.0), 5) < 1e-6
+    assert value_seconds(slow, 5) > 5 * value_seconds(kernels.Linear(), 5)
+    assert 0 < value_seconds(kernels.ChiSquared(1.0), 5) < 1e-3
 
 
 @pytest.mark.parametrize("kernel", [GAUSSIAN, kernels.Precomputed()])

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 Basis: TypeAlias = Literal["symmetric", "spectral", "cholesky"]
-Build: TypeAlias = Literal["auto", "gram", "columns", "rounds"]
+Build: TypeAlias = Literal["auto", "gram", "columns", "rounds", "tiled"]
 Certify: TypeAlias = Literal["all", "sample"]
 ComponentPolicy: TypeAlias = Literal["auto", "raise", "clip"]
 DType: TypeAlias = Literal["float64", "float32"] | type[np.float64] | type[np.float32]

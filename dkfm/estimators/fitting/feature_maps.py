@@ -51,9 +51,18 @@ class FittedMap:
     def root(self) -> Root:
         """Root of the landmarks, whose weights W are those of the features, in float64."""
         head = self.model.head("residual")
+        require_weights_in_memory(self.model, "Components, discriminants and regressions in its features")
         W = head.weights.astype(np.float64)
         values = np.ones(W.shape[1]) if self.eigenvalues is None else self.eigenvalues
         return Root(W, values, np.zeros(0), self.scales, head.triangular)
+
+
+def require_weights_in_memory(model: Model, what: str) -> None:
+    """Raise a NotSupportedError if the weights of a map stay in a store: something needs them in memory."""
+    if model.n_stored_head_elements:
+        raise NotSupportedError(
+            f'{what} would need the weights in memory, and build="tiled" leaves them in its workspace.'
+        )
 
 
 def fit_map(
@@ -220,6 +229,7 @@ def truncate_map(
             "and the map does not keep the part that was dropped; fit again with rcond=."
         )
     head = model.head("residual")
+    require_weights_in_memory(model, "A map of lower rank")
     full = Root(head.weights, arrays[root_values_name(basis)], arrays["dropped"], arrays["scales"], head.triangular)
     features = model.head("features")
     if basis == "symmetric" and features.sqrt_eigenvalues is None and (full.scales != 1.0).any():

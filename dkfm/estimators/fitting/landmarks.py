@@ -15,6 +15,7 @@ from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
 from dkfm.estimators.fitting import streamed
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
+from dkfm.gram.linear_systems.tiled_root import compute_tiled_root
 from dkfm.gram.streamed_rows import StreamedRows
 from dkfm.gram.training_data import TrainingData, TrainingRows
 from dkfm.kernels import Definiteness
@@ -24,7 +25,7 @@ from dkfm.numerics.map_error_bounds import Residuals, bound_landmark_residuals
 from dkfm.numerics.roots import Root, row_lengths
 
 SELECTORS = ("uniform", "kmeans", "pivots", "random_pivots")
-BUILDS = ("auto", "gram", "columns", "rounds")
+BUILDS = ("auto", "gram", "columns", "rounds", "tiled")
 CERTIFIED_ROWS = ("all", "sample")
 
 SAMPLED_ROWS = 1024
@@ -58,6 +59,11 @@ class MapOptions:
         if self.basis == "cholesky" and self.on_indefinite == "clip":
             raise InvalidInputError(
                 'on_indefinite="clip" drops eigenvalues, and the cholesky basis has pivots; use basis="spectral".'
+            )
+        fits_tiled = (self.basis, self.tol, self.dtype) == ("cholesky", None, "float64") and self.workspace is not None
+        if self.build == "tiled" and not fits_tiled:
+            raise InvalidInputError(
+                'build="tiled" keeps all features, and on disk: use basis="cholesky", float64, no tol, and a workspace.'
             )
         if self.certify == "sample" and (self.tol is not None or self.on_indefinite == "clip"):
             name = "tol=" if self.tol is not None else 'on_indefinite="clip"'
@@ -110,6 +116,8 @@ def _choose(
     n = data.rows_as_landmarks.shape[0]
     if isinstance(landmarks, int | np.integer):
         raise InvalidInputError("landmarks= takes landmarks themselves, or a selector; their number is n_landmarks.")
+    if options.build == "tiled" and landmarks is not None:
+        raise InvalidInputError('build="tiled" has all rows as landmarks; leave out landmarks=.')
     if landmarks is None:
         if n_landmarks is not None:
             raise InvalidInputError(f"n_landmarks needs landmarks=, one of {', '.join(SELECTORS)}.")
@@ -209,6 +217,8 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         The Gram matrix or its root does not fit in memory.
     """
     landmarks, pivots = chosen.landmarks, chosen.pivots
+    if options.build == "tiled":
+        return landmarks, *compute_tiled_root(landmarks, options.tile_rows, options.workspace, options.progress)
     if options.basis == "cholesky":
         if pivots is not None:
             return landmarks, _root_of_pivots(pivots), pivots.residuals

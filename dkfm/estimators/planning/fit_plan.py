@@ -15,7 +15,7 @@ from dkfm.estimators.fitting import eigenproblem, landmarks, pca
 from dkfm.estimators.fitting.streamed import is_opened, streams_rows
 from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_gram, shrink_model
 from dkfm.estimators.planning.plan_report import FitPlan
-from dkfm.estimators.planning.system_plans import plan_discriminants, plan_ridge
+from dkfm.estimators.planning.system_plans import plan_discriminants, plan_ridge, plan_tiled_map
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
@@ -138,6 +138,8 @@ def _resolve_spec(estimator: Any) -> Kernel:
 
 def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of a map: pivots of all rows, eigenvectors of the landmarks, or one after the other."""
+    if estimator.build == "tiled":
+        return plan_tiled_map(estimator, rows)
     count = _count_landmarks(estimator, rows.n)
     chosen = replace(rows, n=count)
     selects_pivots = isinstance(estimator.landmarks, str) and estimator.landmarks in ("pivots", "random_pivots")

@@ -14,7 +14,7 @@ from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_gr
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.gram import build, matrix_free, roads
-from dkfm.gram.linear_systems import iterative_solver, tile_store, tiled_solves
+from dkfm.gram.linear_systems import iterative_solver, tile_store, tiled_root, tiled_solves
 from dkfm.numerics.supervised import ridge
 
 _TYPICAL_PRODUCTS = 30
@@ -77,6 +77,50 @@ def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPl
     return plan_gram(estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0)
 
 
+@dataclass(frozen=True)
+class _FactorPlan:
+    """What a factor in tiles on disk takes."""
+
+    tile_rows: int
+    task_bytes: int
+    disk_bytes: int
+    seconds: float
+
+
+def _plan_factor(estimator: Any, rows: PlannedRows) -> _FactorPlan:
+    n, kernel = rows.n, rows.kernel
+    tile_rows = min(n, build.checked_tile_rows(estimator.tile_rows))
+    each = budget.factor_task_bytes(tile_rows, rows.d, kernel.peak_blocks, kernel.landmark_copies)
+    tiles = tile_store.count_lower_tiles(count_tiles(n, tile_rows))
+    seconds = roads.factor_seconds(n, rows.threads) + tiles * budget.CHUNK_SECONDS / rows.threads
+    return _FactorPlan(tile_rows, each, tile_store.disk_bytes(n, tile_rows), seconds)
+
+
+def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
+    """Return the plan of a map of all rows whose weights stay on disk: a factor in tiles, and its triangular root."""
+    n, d, kernel, factor = rows.n, rows.d, rows.kernel, _plan_factor(estimator, rows)
+    each = max(factor.task_bytes, tiled_root.task_bytes(n, factor.tile_rows))
+    tasks = 0 if rows.is_cluster else rows.threads * each
+    need = budget.tiled_map_bytes(n, d, tasks, kernel.peak_blocks, kernel.landmark_copies)
+    chunks = count_tiles(n, tiled_root.choose_columns(n)[0])
+    root_seconds = roads.factor_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
+    certificate = n * n * roads.value_seconds(kernel, d)
+    return FitPlan(
+        rows=n,
+        columns=d,
+        landmarks=n,
+        road="a Cholesky factor in tiles on disk, and weights that stay there",
+        memory_bytes=need,
+        have_bytes=memory.available_memory(),
+        peak_bytes=need,
+        disk_bytes=factor.disk_bytes + tiled_root.disk_bytes(n) + 8 * n * (d + 1) * rows.is_cluster,
+        place=name_place(estimator),
+        task_bytes=each if rows.is_cluster else 0,
+        model_bytes=8 * n * (d + n),
+        seconds=factor.seconds + root_seconds + certificate,
+    )
+
+
 def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPlan:
     """Return the plan of systems without a Gram matrix in memory; of "auto", that of the slower way."""
     n, d, kernel, columns = rows.n, rows.d, rows.kernel, systems.columns
@@ -90,16 +134,15 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> 
         products = _TYPICAL_PRODUCTS if estimator.solver == "cg" else min(tried, _TYPICAL_PRODUCTS)
         seconds += systems.factors * product * products
     if estimator.solver != "cg":
-        tile_rows = min(n, build.checked_tile_rows(estimator.tile_rows))
+        factor = _plan_factor(estimator, rows)
         ways.append("a Cholesky factor in tiles on disk")
-        each = budget.factor_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
-        tiles = tile_store.count_lower_tiles(count_tiles(n, tile_rows))
-        each_factor = roads.factor_seconds(n, rows.threads) + tiles * budget.CHUNK_SECONDS / rows.threads
-        seconds += systems.factors * (each_factor * (1 + systems.inverts) + 2 * product)
+        each = factor.task_bytes
+        seconds += systems.factors * (factor.seconds * (1 + systems.inverts) + 2 * product)
         kept = systems.factors if estimator.workspace is not None else 1
-        disk = kept * tile_store.disk_bytes(n, tile_rows) + 8 * n * (d + 1) * rows.is_cluster
+        disk = kept * factor.disk_bytes + 8 * n * (d + 1) * rows.is_cluster
         if systems.inverts:
-            each = max(each, budget.inverse_task_bytes(n, tile_rows, min(tile_rows, tiled_solves.PANEL_COLUMNS)))
+            columns_of_inverse = min(factor.tile_rows, tiled_solves.PANEL_COLUMNS)
+            each = max(each, budget.inverse_task_bytes(n, factor.tile_rows, columns_of_inverse))
     piece = matrix_free.choose_tile_rows(n, d, columns)
     each = max(each, budget.product_task_bytes(piece, d, columns, kernel.peak_blocks, kernel.landmark_copies))
     tasks = 0 if rows.is_cluster else rows.threads * each

@@ -64,8 +64,8 @@ def certify_map(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> 
         measured = certificate.certify_map(
             scorer, rows, points, tiles=landmarks.iter_row_tiles(), diagonal=diagonal, mean=mean
         )
-        residual_head = model.heads["residual"]
-        if not np.array_equal(residual_head.weights, model.heads["features"].weights):
+        residual_head, weights = model.heads["residual"], model.heads["features"].weights
+        if residual_head.weights is not weights and not np.array_equal(residual_head.weights, weights):
             heads = {"features": replace(residual_head, link=links.IDENTITY)}
             residual_scorer = Scorer(Model(model.kernel, model.landmarks, heads, model.shift), scorer.evaluator)
             other = certificate.certify_map(

@@ -285,14 +285,19 @@ def _factor_diagonal(A: Array, diagonal: Array, first: int, alpha: float) -> Arr
     return L
 
 
-def solve_from_right(A: Array, L: Array) -> None:
-    """Replace A (n, m) by ``A L'^(-1)``, with L (m, m) lower triangular.
+def solve_from_right(A: Array, L: Array, *, transposed: bool = True) -> None:
+    """Replace A (n, m) by ``A L'^(-1)``, or by ``A L^(-1)`` if not `transposed`, with L (m, m) lower triangular.
 
     NumPy's products let other threads run; SciPy's triangular solver does not, and has few columns at a time.
     """
     from scipy.linalg import blas
 
-    for columns in chunking.row_slices(len(L), _BLOCK_COLUMNS):
-        if columns.start:
-            A[:, columns] -= A[:, : columns.start] @ L[columns, : columns.start].T
-        A[:, columns] = blas.dtrsm(1.0, L[columns, columns], A[:, columns].T, lower=1, overwrite_b=0).T
+    blocks = list(chunking.row_slices(len(L), _BLOCK_COLUMNS))
+    for columns in blocks if transposed else reversed(blocks):
+        before, after = slice(columns.start), slice(columns.stop, None)
+        if transposed and columns.start:
+            A[:, columns] -= A[:, before] @ L[columns, before].T
+        elif not transposed and columns.stop < len(L):
+            A[:, columns] -= A[:, after] @ L[after, columns]
+        solved = blas.dtrsm(1.0, L[columns, columns], A[:, columns].T, lower=1, trans_a=int(not transposed))
+        A[:, columns] = solved.T
