@@ -82,7 +82,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         **({"classes": list(record.classes)} if record.classes else {}),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
-        "bytes": record.model.nbytes + record.model.dtype.itemsize * record.model.n_stored_head_elements,
+        "bytes": record.model.stored_nbytes,
         "digest": record.digest,
     }
 

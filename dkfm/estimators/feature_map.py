@@ -78,8 +78,8 @@ class ExactFeatureMap(KernelTransformer):
     build : {"auto", "gram", "columns", "rounds", "tiled"}, default="auto"
         How to find pivots: in the Gram matrix; column by column without it, for far more rows of low rank; or in rounds
         over tiles of rows, which hold neither, on threads or on a cluster. "auto" takes rounds for stored rows, and
-        where nothing else fits in memory, else the lower predicted cost of the others. "tiled" is for all rows of full
-        rank beyond memory: a factor in tiles on disk, whose weights stay in `workspace`, and are read there.
+        where nothing else fits in memory, else the lower predicted cost of the others. "tiled" is for rows of full rank
+        beyond memory: all are pivots of a factor in tiles on disk, and the map reads its weights from `workspace`.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action for a kernel that is not positive semi-definite: raise an error, or drop its negative part and warn. A
         clipped map keeps all eigenvalues above rounding, ``4 eps max |lambda|``; `verify` does not judge new points.

@@ -80,33 +80,34 @@ class TemporaryModelStore:
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         root = None if workspace is None else local.make_folder(local.local_path(workspace))
         folder = temporary_folders.SubfolderOfShared(
-            "model", root, need=record.model.nbytes, what="The model for Dask's workers"
+            "model", root, need=record.model.stored_nbytes, what="The model for Dask's workers"
         )
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
         self._path = str(folder.path / "model")
         self._digest = save_record(Path(self._path), record)
         self._trusted = serialization.function_paths(record.model.kernel)
+        self._streams_weights = record.model.n_stored_head_elements > 0  # they were left on disk here too
 
-    def __reduce__(self) -> tuple[type["_TemporaryModelReference"], tuple[str, str, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type["_TemporaryModelReference"], tuple[str, str, tuple[str, ...], bool]]:
         # A copy on a worker must not remove the files when it is collected, and may live longer than this object.
         self._remove.detach()
-        return _TemporaryModelReference, (self._path, self._digest, self._trusted)
+        return _TemporaryModelReference, (self._path, self._digest, self._trusted, self._streams_weights)
 
     def scorer(self) -> Scorer:
         """Return the prepared model; a process reads it once."""
-        return get_saved_scorer(self._path, self._digest, self._trusted)
+        return get_saved_scorer(self._path, self._digest, self._trusted, self._streams_weights)
 
 
 class _TemporaryModelReference:
     """Refer to a stored model on a worker by path, digest, and the user's functions that its kernel may import."""
 
-    def __init__(self, path: str, digest: str, trusted: tuple[str, ...]) -> None:
-        self._path, self._digest, self._trusted = path, digest, trusted
+    def __init__(self, path: str, digest: str, trusted: tuple[str, ...], streams_weights: bool) -> None:
+        self._path, self._digest, self._trusted, self._streams_weights = path, digest, trusted, streams_weights
 
     def scorer(self) -> Scorer:
         """Return the prepared model; a process reads it once."""
-        return get_saved_scorer(self._path, self._digest, self._trusted)
+        return get_saved_scorer(self._path, self._digest, self._trusted, self._streams_weights)
 
 
 def model_for_graph(record: Record, workspace: str | Path | None) -> SharedModel:

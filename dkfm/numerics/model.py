@@ -138,6 +138,11 @@ class Model:
         return landmark_bytes + self.dtype.itemsize * (self.n_head_elements - self.n_stored_head_elements)
 
     @property
+    def stored_nbytes(self) -> int:
+        """Bytes of all arrays in a store, those that stay in one included."""
+        return self.nbytes + self.dtype.itemsize * self.n_stored_head_elements
+
+    @property
     def n_head_elements(self) -> int:
         """Number of values of all head arrays; arrays that heads share are counted once."""
         return sum(prod(array.shape) for array in self._unique_head_arrays())

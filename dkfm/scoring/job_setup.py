@@ -344,7 +344,7 @@ def _saved_model(model: "str | Path | Savable") -> Iterator[Path]:
             f"model must be a path or a fitted estimator of dkfm's, and is {type(model).__name__}{remedy}."
         )
     with temporary_folders.temporary_folder(
-        "model", need=model.model_.nbytes, what="The model for the tasks"
+        "model", need=model.model_.stored_nbytes, what="The model for the tasks"
     ) as folder:
         copy(model).save(folder / "model")  # a copy: the estimator remembers where the user saved it
         yield folder / "model"

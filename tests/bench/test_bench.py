@@ -329,6 +329,7 @@ def test_what_is_not_finite_is_null_in_json():
     assert bench.Table("", [{"a": math.inf, "b": 2.0, "c": "x"}]).to_json_rows() == [{"a": None, "b": 2.0, "c": "x"}]
 
 
+@pytest.mark.slow
 def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
     monkeypatch.setattr(kernel_values, "QUICK", kernel_values.BlockSizes(3, 4, 2))
     result = CliRunner().invoke(main, ["bench", "--kernels", "--quick", "--json"], catch_exceptions=False)

@@ -8,8 +8,9 @@
 3. `KernelRidge` of 4,000 rows beside scikit-learn's: seconds in turn, and the difference of the predictions.
 4. Predictions of left-out rows: a path of 20 penalties beside one, and 60 refits.
 5. Two workers of one thread beside two threads of this process: a factor.
-6. Conjugate gradients beside a factor in tiles, for several penalties.
-7. With --digits, and DKFM_MNIST set: handwritten digits and the same ones moved by a pixel, 40,000 rows, learned by
+6. A map of all rows whose weights stay on disk: seconds, peak memory and certificate.
+7. Conjugate gradients beside a factor in tiles, for several penalties.
+8. With --digits, and DKFM_MNIST set: handwritten digits and the same ones moved by a pixel, 40,000 rows, learned by
    `KernelRidgeClassifier` and `KernelFisher`, each in a process of its own; beside scikit-learn's ridge regression on
    as many rows as fit in the same memory, and on 2,000 features of `Nystroem`.
 """
@@ -230,6 +231,21 @@ print(json.dumps(found))
 """
 
 
+def map_rows(n):
+    X, Z = (np.random.default_rng(seed).normal(size=(count, 50)) for seed, count in ((0, n), (1, 2000)))
+    with tempfile.TemporaryDirectory() as place:
+        phi = dkfm.ExactFeatureMap(Gaussian(5.0), basis="cholesky", build="tiled", workspace=place, progress=False)
+        planned, before = dkfm.plan_fit(phi, (n, 50)), peak_memory()
+        taken = seconds_of(lambda: phi.fit(X))
+        peak, mapped = peak_memory() - before, seconds_of(lambda: phi.transform(Z))
+    print(
+        f"a map of N = {n:,}: {taken:.0f} s (planned {planned.seconds:.0f}), peak {peak / 1e6:,.0f} MB (planned "
+        f"{planned.memory_bytes / 1e6:,.0f}), disk {planned.disk_bytes / 1e9:.1f} GB, certificate "
+        f"{phi.certificate_.relative_error:.1e} (bound {phi.error_bound_:.1e}), 2,000 rows in {mapped:.1f} s",
+        flush=True,
+    )
+
+
 def learn_digits(quick):
     folder = Path(os.environ["DKFM_MNIST"])
     with gzip.open(folder / "t10k-images-idx3-ubyte.gz") as file:
@@ -278,6 +294,7 @@ def main():
     compare_with_scikit_learn(2000 if quick else 4000, 1 if quick else 7)
     leave_out(1000 if quick else 3000, 1 if quick else 3)
     compare_with_workers(6000 if quick else 16_000, 1 if quick else 3)
+    map_rows(4000 if quick else 40_000)
     compare_solvers(4000 if quick else 20_000)
 
 

@@ -103,6 +103,7 @@ def test_the_logger_is_as_it_was_after_a_command(run):
     assert logger.level == logging.NOTSET
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--log-json"], ["--no-progress"], ["-q"]])
 def test_a_log_file_says_how_far_a_job_is(options, run, tmp_path):
     arguments = ["score", "model", "rows.npy", "other", "--chunk-rows", "2", *options]

@@ -158,6 +158,7 @@ def test_a_plan_foretells_rounds(stored):
     assert spooled.disk_bytes == X.nbytes
 
 
+@pytest.mark.slow
 def test_the_rank_of_many_rows_is_foretold_from_some_of_them(rng):
     X = rng.normal(size=(60_000, 3))
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3, build="rounds")

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 
+import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -15,8 +16,9 @@ import dkfm
 from dkfm import ExactFeatureMap, kernels
 from dkfm.cli.app import main
 from dkfm.errors import DkfmError, InvalidInputError, NotPSDError, NotSupportedError, StoreError
+from dkfm.execution import lazy_scoring
 from dkfm.gram import roads
-from dkfm.storage import streamed_weights
+from dkfm.storage import model_store, streamed_weights, zarr_store
 
 KERNELS = [kernels.Gaussian(0.7), kernels.Laplacian(1.0), kernels.Gaussian(1.0) + 0.5 * kernels.Polynomial(2)]
 
@@ -28,7 +30,8 @@ def tiled(kernel, workspace, **options):
 @pytest.fixture(autouse=True)
 def small_panels(monkeypatch):
     """Weights are read a few columns at a time."""
-    monkeypatch.setattr(streamed_weights, "CHUNK_BYTES", 10 * 90 * 8)
+    for module in (streamed_weights, model_store):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 10 * 90 * 8)
     monkeypatch.setattr(streamed_weights, "PANEL_BYTES", 30 * 90 * 8)
 
 
@@ -62,7 +65,7 @@ def test_a_tiled_map_is_as_exact_as_one_in_memory(kernel, rng, tmp_path):
     np.testing.assert_allclose(phi.transform(Z), dense, rtol=0, atol=1e-10 * np.abs(dense).max())
 
 
-def test_a_tiled_map_is_saved_scored_in_jobs_and_found_again(rng, tmp_path):
+def test_a_tiled_map_is_saved_scored_in_jobs_and_found_again(rng, tmp_path, monkeypatch):
     X, Z = rng.normal(size=(90, 3)), rng.normal(size=(200, 3))
     phi = tiled(KERNELS[2], tmp_path / "work").fit(X)
     phi.save(tmp_path / "model")
@@ -74,6 +77,12 @@ def test_a_tiled_map_is_saved_scored_in_jobs_and_found_again(rng, tmp_path):
     np.testing.assert_allclose(truncated.transform(Z), features[:, :20], rtol=0, atol=1e-11)
     dkfm.batch_score(phi, Z, tmp_path / "scores.zarr")
     np.testing.assert_allclose(np.asarray(dkfm.open_scores(tmp_path / "scores.zarr")), features, rtol=0, atol=1e-11)
+    monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0)
+    lazy = phi.transform(da.from_array(Z, chunks=(70, 3)))
+    reads, real = [], zarr_store.open_array
+    monkeypatch.setattr(zarr_store, "open_array", lambda path, name: reads.append(name) or real(path, name))
+    np.testing.assert_allclose(lazy.compute(scheduler="sync"), features, rtol=0, atol=1e-11)
+    assert sum(name.startswith("head.") for name in reads) >= 9  # 30 columns at a time, for three blocks of rows
     again = pickle.loads(pickle.dumps(phi))  # the arrays of the estimator refer to the workspace
     np.testing.assert_array_equal(again.transform(Z), features)
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("c/*/*")}
@@ -115,6 +124,9 @@ def test_parameters_that_do_not_go_with_tiles_are_refused(options, rng, tmp_path
     phi = tiled(KERNELS[0], tmp_path).set_params(**options)
     with pytest.raises(InvalidInputError, match='build="tiled"'):
         phi.fit(rng.normal(size=(20, 3)))
+    if "landmarks" not in options:
+        with pytest.raises(InvalidInputError, match='build="tiled"'):
+            dkfm.plan_fit(phi, (20, 3))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import builtins, io, os, sys
 
@@ -61,6 +63,7 @@ print("all of it works")
 """
 
 
+@pytest.mark.slow
 def test_what_linux_alone_has_is_not_needed(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False, timeout=200

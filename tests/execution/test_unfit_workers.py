@@ -24,11 +24,15 @@ ANSWERS = {
     "gone": ConnectionRefusedError(),
 }
 
+PAIRS = [kinds for n in (1, 2) for kinds in itertools.product(ANSWERS, repeat=n)]
+ORDERS = [*PAIRS, *itertools.combinations_with_replacement(ANSWERS, 3)]
+"""Answers of one, two and three workers: of two in any order."""
+
 NO_WATCH = {f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")}
 """Configuration of workers that take tasks however little memory they have."""
 
 
-@pytest.mark.parametrize("kinds", [k for n in (1, 2, 3) for k in itertools.product(ANSWERS, repeat=n)], ids="-".join)
+@pytest.mark.parametrize("kinds", ORDERS, ids="-".join)
 def test_the_unfit_are_returned_where_another_may_be_fit_and_raised_where_none_is(threaded_client, monkeypatch, kinds):
     answers = {f"tcp://{i}": ANSWERS[kind] for i, kind in enumerate(kinds)}
     monkeypatch.setattr(worker_checks, "_ask_workers", lambda *_: answers)
@@ -110,7 +114,7 @@ def test_no_worker_is_left_aside_whose_memory_holds_a_task_that_reads_weights_fr
     threaded_client, tmp_path, rng, monkeypatch
 ):
     monkeypatch.setattr(streamed_weights, "PANEL_BYTES", 600 * 70 * 8)
-    monkeypatch.setattr(model_store, "_CHUNK_BYTES", 600 * 10 * 8)
+    monkeypatch.setattr(model_store, "CHUNK_BYTES", 600 * 10 * 8)
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 5)))
     phi.save(tmp_path / "model")
     arguments = tmp_path / "model", rng.normal(size=(500, 5)), tmp_path / "out"

@@ -135,6 +135,7 @@ print(memory.peak_memory() - before, cpus.COUNT * each + 3 * V.nbytes + 2**25)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_tiles():
     taken, predicted = map(int, subprocess.check_output([sys.executable, "-c", MEMORY]).split())
     assert taken < predicted < 8 * 16_000**2 / 10

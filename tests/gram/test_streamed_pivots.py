@@ -204,6 +204,7 @@ print(phi.rank_, peak_memory() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_grows_by_a_few_numbers_a_row(tmp_path):
     def measure(n):
         command = [sys.executable, "-c", MEMORY, str(n), str(tmp_path / f"{n}.npy")]

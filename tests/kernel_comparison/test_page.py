@@ -111,6 +111,7 @@ def folder(tmp_path, monkeypatch, rows):
     sys.modules.pop("papers_kernels", None)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_writes_the_page(folder, found):
     words = ["--kernel", "gaussian:sigma=20", "--kernel", "papers_kernels:k2", "--kernel", "papers_kernels:plain"]
     line = ["compare", "x.npy", "--labels", "y.npy", "--test", "z.npy", "--test-labels", "t.npy", *words]

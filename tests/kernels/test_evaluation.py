@@ -59,6 +59,7 @@ def test_masked_values_are_refused():
     assert kernels.Linear()(np.ma.ones((1, 1))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [*SIGNED, *HISTOGRAMS], ids=repr)
 def test_what_is_prepared_takes_the_memory_that_the_kernel_says(kernel, rng):
     import tracemalloc

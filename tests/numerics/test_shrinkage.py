@@ -80,7 +80,7 @@ def require_direct_choice(kernel, X, y, w=None):
     assert choose(K, classes) == shrinkage.choose_shrinkage_by_folds(K, classes, "raise") == best(right)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)

@@ -34,6 +34,7 @@ stages = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(stages, st.sampled_from(["out", "out.parquet"]), st.integers(1, 30))
 def test_any_growth_gives_the_rows_in_the_order_in_which_they_came(grown, output, chunk_rows):

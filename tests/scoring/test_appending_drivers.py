@@ -21,6 +21,7 @@ class KilledError(Exception):
     """Stands for a kill."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_rows", [10, 40])
 @pytest.mark.parametrize("output", ["out", "out.parquet"])
 def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path, monkeypatch):

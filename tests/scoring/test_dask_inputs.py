@@ -182,6 +182,7 @@ print(memory.peak_memory() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     def measure(blocks):
         folder = tmp_path / str(blocks)

@@ -140,6 +140,7 @@ def test_parts_of_a_chunk_decode_it_once_and_another_opening_decodes_it_anew(tmp
     assert source == again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [30, 64, 1000], ids=str)
 def test_any_cut_of_the_sources_chunks_gives_the_same_scores(fitted, chunk, tmp_path, rng):
     rows = rng.normal(size=(1000, 4))
@@ -196,7 +197,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     phi.save(tmp_path / "model")
     model, reads, take = phi.model_, [], streamed_weights._ZarrWeights.__getitem__
     monkeypatch.setattr(streamed_weights, "PANEL_BYTES", 600 * 70 * model.dtype.itemsize)
-    monkeypatch.setattr(model_store, "_CHUNK_BYTES", 600 * 10 * model.dtype.itemsize)
+    monkeypatch.setattr(model_store, "CHUNK_BYTES", 600 * 10 * model.dtype.itemsize)
     phi.save(tmp_path / "model", overwrite=True)
     monkeypatch.setattr(
         streamed_weights._ZarrWeights, "__getitem__", lambda self, places: reads.append(places) or take(self, places)

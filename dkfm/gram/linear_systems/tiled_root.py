@@ -103,7 +103,8 @@ def compute_tiled_root(
     ) as factor:
         root, digest = _open_root_store(factor)
         _compute_columns(factor, root, divisors, progress)
-        zarr_store.write_marker(root, {"digest": digest})
+        with local.translate_write_errors(root):
+            zarr_store.write_marker(root, {"digest": digest})
         values, residuals = _measure_residuals(factor)
     info = zarr_schema.read_array_info(root / _NAME)
     weights = streamed_weights.open_weights(root, digest, _NAME, info, True)

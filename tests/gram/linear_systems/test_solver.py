@@ -85,6 +85,7 @@ def test_pivots_leave_few_products(rng):
     assert found.residuals.max() <= 1e-10
 
 
+@pytest.mark.slow
 def test_the_features_take_the_memory_that_is_predicted(rng):
     import tracemalloc
 

@@ -67,6 +67,7 @@ def array_of(path, name, data):
     (path / "c/0/0").write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "data"), BOMBS.values(), ids=BOMBS)
 def test_a_chunk_that_decodes_to_another_size_than_its_own_takes_no_memory_and_is_refused(reader, tmp_path, name, data):
     array_of(tmp_path / "x", name, data)

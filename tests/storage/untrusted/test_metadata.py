@@ -133,14 +133,12 @@ SHARD_METADATA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         *(pytest.param("zstd", change, id=f"array, {what}") for what, change in SOURCE_METADATA.items()),
-        *(
-            pytest.param("shard", change, id=f"shards, {what}", marks=pytest.mark.slow)
-            for what, change in SHARD_METADATA.items()
-        ),
+        *(pytest.param("shard", change, id=f"shards, {what}") for what, change in SHARD_METADATA.items()),
     ],
 )
 def test_metadata_of_a_source_are_refused_before_a_chunk_is_opened(reader, sound, name, change):

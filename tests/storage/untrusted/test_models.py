@@ -113,6 +113,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "describe"])
 @pytest.mark.parametrize("change", WHOLE.values(), ids=WHOLE)
 def test_a_model_that_is_whole_and_is_not_dkfms_is_refused(reader, sound, kind, change, request):
@@ -153,6 +154,7 @@ MARKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "change"),
     [
