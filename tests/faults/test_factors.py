@@ -1,4 +1,4 @@
-"""Workers, drivers and schedulers are killed during a factor in tiles: the same bits, and no tile is computed twice."""
+"""Workers, drivers and schedulers are killed during factors in tiles: the same bits, and no tile is computed twice."""
 
 import signal
 import sys
@@ -14,7 +14,8 @@ from helpers.harness import TOTALS, Site, left, numbers, process, run, wait_for
 
 pytestmark = pytest.mark.faults
 
-TILES = 36
+TILES = {"regression": 36, "map": 67}
+"""Files of a factor, and of a map the chunks of its root."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,8 @@ def train(tmp_path_factory):
     """A folder with the rows of a fit, and the model of an undisturbed one on threads."""
     folder = tmp_path_factory.mktemp("fit")
     np.save(folder / "train.npy", np.random.default_rng(0).normal(size=(4000, 30)))
-    run(fit_command("regression", folder / "train.npy", folder / "model"))
+    for kind in TILES:
+        run(fit_command(kind, folder / "train.npy", folder / kind))
     return folder
 
 
@@ -34,18 +36,25 @@ def temporary(tmp_path):
     return folder
 
 
-def command(train, target, address="threads"):
-    return fit_command("regression", train / "train.npy", target / "model", workspace=target / "work", address=address)
+def command(kind, train, target, address="threads"):
+    return fit_command(kind, train / "train.npy", target / "model", workspace=target / "work", address=address)
 
 
 def tiles_of(target):
-    return {path: path.stat().st_ino for path in target.glob("work/factor-*/factor/c/*/*") if path.name.isdigit()}
+    files = (path for name in ("factor", "root") for path in target.glob(f"work/{name}-*/{name}/c/*/*"))
+    return {path: path.stat().st_ino for path in files if path.name.isdigit()}
 
 
-def require_same(train, target):
-    truth, found = dkfm.load(train / "model"), dkfm.load(target / "model")
-    np.testing.assert_array_equal(found.dual_coef_, truth.dual_coef_)
-    np.testing.assert_array_equal(found.loo_predictions_, truth.loo_predictions_)
+def require_same(kind, train, target):
+    truth, found = dkfm.load(train / kind), dkfm.load(target / "model")
+    if kind == "map":
+        weights, expected = (each.model_.head("features").weights for each in (found, truth))
+        np.testing.assert_array_equal(weights, expected)
+    else:
+        np.testing.assert_array_equal(found.dual_coef_, truth.dual_coef_)
+        np.testing.assert_array_equal(found.loo_predictions_, truth.loo_predictions_)
+    kept = {"regression": ["factor"], "map": ["factor", "root"]}[kind]
+    assert sorted(path.name.split("-")[0] for path in (target / "work").iterdir()) == kept
 
 
 def wait_for_a_tile(target, driver):
@@ -53,36 +62,39 @@ def wait_for_a_tile(target, driver):
     wait_for(lambda: driver.poll() is not None or len(tiles_of(target)) != before, "a tile")
 
 
+@pytest.mark.parametrize("kind", TILES)
 @numbers(2, 20)
-def test_killed_workers_change_no_bit(train, temporary, tmp_path, faults):
+def test_killed_workers_change_no_bit(train, temporary, tmp_path, kind, faults):
     rng = np.random.default_rng(faults)
     with Site(tmp_path / "site") as site:
         while faults > 0:
-            for folder in (tmp_path / "work").glob("factor-*"):
-                folder.rename(tmp_path / f"done-{faults}")
+            if (tmp_path / "work").exists():
+                (tmp_path / "work").rename(tmp_path / f"done-{faults}")
             environment = harness.environment(TMPDIR=str(temporary))
-            with process(command(train, tmp_path, site.address), tmp_path / "driver.log", env=environment) as driver:
-                while driver.poll() is None and faults > 0 and len(tiles_of(tmp_path)) < TILES:
+            with process(
+                command(kind, train, tmp_path, site.address), tmp_path / "driver.log", env=environment
+            ) as driver:
+                while driver.poll() is None and faults > 0 and len(tiles_of(tmp_path)) < TILES[kind]:
                     wait_for_a_tile(tmp_path, driver)
                     time.sleep(float(rng.uniform(0.0, 0.3)))
                     faults -= driver.poll() is None and site.kill_a_worker(rng)
                 assert driver.wait(harness.LIMIT) == 0, (tmp_path / "driver.log").read_text()
-            require_same(train, tmp_path)
+            require_same(kind, train, tmp_path)
             assert left(temporary) == []
-    assert [path.name.split("-")[0] for path in (tmp_path / "work").iterdir()] == ["factor"]
 
 
+@pytest.mark.parametrize("kind", TILES)
 @pytest.mark.parametrize("where", ["threads", "cluster"])
 @numbers(1, 20)
-def test_a_killed_driver_goes_on_with_the_tiles_that_are_there(train, temporary, tmp_path, where, faults):
+def test_a_killed_driver_goes_on_with_the_tiles_that_are_there(train, temporary, tmp_path, where, kind, faults):
     rng, killed = np.random.default_rng(faults), 0
     environment = harness.environment(TMPDIR=str(temporary))
     with Site(tmp_path / "site") as site:
         address = site.address if where == "cluster" else "threads"
         while not (tmp_path / "model").exists():
             there = tiles_of(tmp_path)
-            with process(command(train, tmp_path, address), tmp_path / "driver.log", env=environment) as driver:
-                if killed < faults and len(there) < TILES:
+            with process(command(kind, train, tmp_path, address), tmp_path / "driver.log", env=environment) as driver:
+                if killed < faults and len(there) < TILES[kind]:
                     wait_for_a_tile(tmp_path, driver)
                     time.sleep(float(rng.uniform(0.0, 0.05)))
                     if driver.poll() is None:
@@ -93,8 +105,7 @@ def test_a_killed_driver_goes_on_with_the_tiles_that_are_there(train, temporary,
             assert there.items() <= tiles_of(tmp_path).items(), "a tile was computed again"
     TOTALS.faults += killed
     assert killed > 0
-    require_same(train, tmp_path)
-    assert [path.name.split("-")[0] for path in (tmp_path / "work").iterdir()] == ["factor"]
+    require_same(kind, train, tmp_path)
     assert left(temporary) == []
 
 

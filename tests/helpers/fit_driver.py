@@ -38,6 +38,10 @@ with removing_states_at_end(), Client(address) if address != "threads" else null
         X, options = np.load(rows), {"solver": "tiled", "tile_rows": 500, "leave_one_out": True}
         ridge = KernelRidge(0.1, kernel=kernels.Gaussian(5.0), workspace=workspace, **options)
         fitted = ridge.fit(X, np.column_stack([np.sin(X[:, 0]), X[:, 1]]))
+    elif kind == "map":
+        place, options = workspace or f"{model}-work", {"build": "tiled", "tile_rows": 500}
+        phi = ExactFeatureMap(kernels.Gaussian(5.0), basis="cholesky", workspace=place, **options)
+        fitted = phi.fit(np.load(rows))
     else:
         phi = ExactFeatureMap(kernels.Gaussian(4.0), basis="cholesky", tol=1e-2, workspace=workspace)
         fitted = phi.fit(rows)
@@ -46,8 +50,9 @@ with removing_states_at_end(), Client(address) if address != "threads" else null
 
 
 def fit_command(kind, rows, model, *, workspace="", steps="", address="threads"):
-    """Return the command of a fit of "components", "pivots" or a "regression" to rows in a file, that saves its model.
+    """Return the command of a fit of "components", "pivots", a "regression" or a "map" to rows in a file.
 
-    A letter for each product or round is appended to the file `steps`. On threads, or on the cluster at an address.
+    It saves its model. A letter for each product or round is appended to the file `steps`. On threads, or on the
+    cluster at an address.
     """
     return [sys.executable, "-c", _SCRIPT, kind, str(rows), str(model), str(workspace), str(steps), address]

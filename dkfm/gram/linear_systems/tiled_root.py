@@ -185,21 +185,22 @@ def _compute_columns(factor: TileStore, root: Path, lengths: Array, progress: bo
 
 
 def compute_root_columns(task: RootTask, columns: slice) -> slice:
-    """Compute some columns of the root and write their chunks, unless all exist and are sound; return the columns."""
+    """Compute some columns of the root and write those of their chunks that do not exist or are not sound."""
     check_this_worker(task.requirements)
     array, n = task.root / _NAME, task.factor.n
     chunk = choose_columns(n)[0]
     starts = range(columns.start, columns.stop, chunk)
     parts = [(start // chunk, slice(start, min(start + chunk, columns.stop))) for start in starts]
-    if all(_has_chunk(array, number, (n, chunk)) for number, _ in parts):
-        for number, _ in parts:
-            zarr_store.sync_chunk(array, (0, number))  # a killed process may not have synced it
+    missing = [(number, part) for number, part in parts if not _has_chunk(array, number, (n, chunk))]
+    for number in {number for number, _ in parts} - {number for number, _ in missing}:
+        zarr_store.sync_chunk(array, (0, number))  # a killed process may not have synced it
+    if not missing:
         return columns
     with single_blas_thread():
         panel = _solve_columns(task.factor, columns)
     if task.lengths is not None:
         panel /= cast("Array", task.lengths.read(slice(0, columns.stop)))[:, 0]
-    for number, part in parts:
+    for number, part in missing:
         values = np.zeros((n, part.stop - part.start))
         values[: columns.stop] = panel[part.start - columns.start : part.stop - columns.start].T
         zarr_store.write_chunk(array, (0, number), values)
