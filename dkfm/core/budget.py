@@ -50,7 +50,7 @@ PIECE_COLUMNS = 2048
 _PRODUCT_RATE = 7e10
 """Assumed multiplications and additions a second, one by one, of a product with few columns on all threads."""
 
-_CERTIFIED_ROWS = 600
+_CERTIFIED_ROWS = 640
 """Number of landmarks, at most, whose pairs are certified."""
 
 LARGEST_DENSE_N = 32_766

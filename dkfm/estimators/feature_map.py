@@ -226,7 +226,7 @@ class ExactFeatureMap(KernelTransformer):
         if not isinstance(self.centered, bool | np.bool_):
             raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
-        options.require_valid()
+        options.require_valid(self.landmarks)
         kernel = as_kernel(self.kernel, self.kernel_params)
         streams = streamed.streams_rows(self, kernel)
         if streamed.is_opened(X, kernel, streams):

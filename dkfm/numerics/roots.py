@@ -153,7 +153,7 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
     psi, ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is explicit if that loses no
     digits and takes no more work than its factors. Residuals are those of uncentred features, and never use that root.
     """
-    W, n, residual = root.weights, len(root.weights), make_residual_head(root)
+    W, n, residual = root.weights, root.weights.shape[0], make_residual_head(root)
     if basis == "symmetric" and root.rotation is not None:
         W = W @ root.rotation
         return {"features": Head(W, None if mean is None else mean @ W), "residual": residual}

@@ -44,9 +44,6 @@ class _ZarrWeights:
     panel_columns: int
     ndim: ClassVar[int] = 2
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __getitem__(self, index: tuple[slice, slice]) -> Array:
         rows, columns = index
         self._require_unchanged()

@@ -103,8 +103,11 @@ def test_a_row_in_the_span_of_others_is_named_and_nothing_stays(rng, tmp_path):
     with pytest.raises(NotPSDError, match=r"Row 70 .* use pivots"):
         tiled(KERNELS[0], tmp_path).fit(X)
     X[12] = 0.0
-    with pytest.raises(NotPSDError, match="Row 12"):
+    with pytest.raises(NotPSDError, match="Row 12 is the zero vector"):
         tiled(kernels.Polynomial(5), tmp_path).fit(X[:20])
+    for kernel in (kernels.Sigmoid(1.0, 0.0), kernels.NegativeSquaredDistance()):
+        with pytest.raises(NotPSDError, match=r"is not positive semi-definite|is the zero vector"):
+            tiled(kernel, tmp_path).fit(X)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,9 +127,8 @@ def test_parameters_that_do_not_go_with_tiles_are_refused(options, rng, tmp_path
     phi = tiled(KERNELS[0], tmp_path).set_params(**options)
     with pytest.raises(InvalidInputError, match='build="tiled"'):
         phi.fit(rng.normal(size=(20, 3)))
-    if "landmarks" not in options:
-        with pytest.raises(InvalidInputError, match='build="tiled"'):
-            dkfm.plan_fit(phi, (20, 3))
+    with pytest.raises(InvalidInputError, match='build="tiled"'):
+        dkfm.plan_fit(phi, (20, 3))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,6 +147,12 @@ def test_what_needs_the_weights_in_memory_is_refused(rng, tmp_path):
             use()
 
 
+def test_rows_of_any_scale_have_a_map(rng, tmp_path):
+    X = rng.normal(size=(20, 30)) * np.logspace(-156, 100, 20)[:, np.newaxis]
+    phi = tiled(kernels.Linear(), tmp_path).fit(X)
+    assert phi.certificate_.relative_error < 1e-12
+
+
 def test_a_stored_file_a_sparse_array_and_a_precomputed_kernel(rng, tmp_path):
     X = rng.normal(size=(90, 3))
     np.save(tmp_path / "x.npy", X)
@@ -154,8 +162,11 @@ def test_a_stored_file_a_sparse_array_and_a_precomputed_kernel(rng, tmp_path):
     )
     sparse = tiled(KERNELS[0], tmp_path / "b").fit(csr_array(X))
     np.testing.assert_allclose(sparse.transform(X), phi.transform(X), rtol=0, atol=1e-11)
-    with pytest.raises(DkfmError, match="precomputed"):
-        tiled("precomputed", tmp_path / "c").fit(KERNELS[0](X))
+    for refused in ("precomputed", kernels.Function(lambda X, Y: X @ Y.T)):
+        with pytest.raises(DkfmError, match="A root in tiles"):
+            tiled(refused, tmp_path / "c").fit(KERNELS[0](X))
+        with pytest.raises(DkfmError, match="A root in tiles"):
+            dkfm.plan_fit(tiled(refused, tmp_path / "c"), (90, 90))
 
 
 def test_the_plan_has_the_disk_and_the_time_of_the_factor_and_the_root(rng, tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ class MapOptions:
     workspace: str | Path | None
     progress: bool
 
-    def require_valid(self) -> None:
+    def require_valid(self, landmarks: object) -> None:
         """Raise an InvalidInputError if a parameter is unknown, or contradicts another one."""
         roots.require_parameters(self.basis, self.rcond, self.tol)
         for name, known in (("build", BUILDS), ("certify", CERTIFIED_ROWS)):
@@ -65,6 +65,8 @@ class MapOptions:
             raise InvalidInputError(
                 'build="tiled" keeps all features, and on disk: use basis="cholesky", float64, no tol, and a workspace.'
             )
+        if self.build == "tiled" and landmarks is not None:
+            raise InvalidInputError('build="tiled" has all rows as landmarks; leave out landmarks=.')
         if self.certify == "sample" and (self.tol is not None or self.on_indefinite == "clip"):
             name = "tol=" if self.tol is not None else 'on_indefinite="clip"'
             raise InvalidInputError(f'{name} needs the errors of all training rows; use certify="all".')
@@ -116,8 +118,6 @@ def _choose(
     n = data.rows_as_landmarks.shape[0]
     if isinstance(landmarks, int | np.integer):
         raise InvalidInputError("landmarks= takes landmarks themselves, or a selector; their number is n_landmarks.")
-    if options.build == "tiled" and landmarks is not None:
-        raise InvalidInputError('build="tiled" has all rows as landmarks; leave out landmarks=.')
     if landmarks is None:
         if n_landmarks is not None:
             raise InvalidInputError(f"n_landmarks needs landmarks=, one of {', '.join(SELECTORS)}.")

@@ -140,7 +140,7 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of a map: pivots of all rows, eigenvectors of the landmarks, or one after the other."""
     if estimator.build == "tiled":
         options = estimator._get_options(landmarks.MapOptions)
-        replace(options, dtype=getattr(estimator.dtype, "__name__", estimator.dtype)).require_valid()
+        replace(options, dtype=getattr(estimator.dtype, "__name__", estimator.dtype)).require_valid(estimator.landmarks)
         return plan_tiled_map(estimator, rows)
     count = _count_landmarks(estimator, rows.n)
     chosen = replace(rows, n=count)

@@ -98,9 +98,12 @@ def _plan_factor(estimator: Any, rows: PlannedRows) -> _FactorPlan:
 
 def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of a map of all rows whose weights stay on disk: a factor in tiles, and its triangular root."""
+    tiled_root.require_served(rows.kernel)
     n, d, kernel, factor = rows.n, rows.d, rows.kernel, _plan_factor(estimator, rows)
     each = max(factor.task_bytes, tiled_root.task_bytes(n, factor.tile_rows))
-    tasks = 0 if rows.is_cluster else rows.threads * each
+    tasks = (
+        tiled_root.count_residual_threads() * 3 * 8 * factor.tile_rows**2 if rows.is_cluster else rows.threads * each
+    )
     need = budget.tiled_map_bytes(n, d, tasks, kernel.peak_blocks, kernel.landmark_copies)
     chunks = count_tiles(n, tiled_root.choose_columns(n)[0])
     root_seconds = roads.factor_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads

@@ -68,7 +68,7 @@ def solve_system(
     """
     workspace, progress, roots = options.workspace, options.progress, np.sqrt(weights)[:, np.newaxis]
     with open_tiled_factor(
-        kernel, X, alpha, weights, tile_rows=options.tile_rows, workspace=workspace, progress=progress
+        kernel, X, alpha, np.sqrt(weights), tile_rows=options.tile_rows, workspace=workspace, progress=progress
     ) as factor:
         values = tiled_solves.solve(factor, right)
         with open_matrix_free(kernel, X, right.shape[1], workspace=workspace, progress=progress) as gram:

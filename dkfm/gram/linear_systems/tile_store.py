@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class TileStore:
     """Rows of the matrix."""
     tile_rows: int
     """Rows and columns of a tile."""
+    run: str = ""
+    """Unique name of this factor: another one of the same matrix may differ in the last bits."""
 
     @property
     def blocks(self) -> int:
@@ -107,7 +110,7 @@ def open_tile_store(root: Path, identity: dict[str, object], n: int, tile_rows: 
     """
     begun = build.existing_tile_rows(root, _NAME, identity, None)
     if begun is None:
-        attributes = {"identity": identity, "tile_rows": tile_rows}
+        attributes = {"identity": identity, "tile_rows": tile_rows, "run": uuid.uuid4().hex}
         try:
             with zarr_store.new_store(root, _NAME, attributes, [_NAME]) as group:
                 zarr_store.add_array(group, _NAME, (n, n), (tile_rows, tile_rows))
@@ -117,7 +120,7 @@ def open_tile_store(root: Path, identity: dict[str, object], n: int, tile_rows: 
                 raise
     else:
         own_files.remove_partial_files(root, zarr_schema.read_group(root, _NAME), local.ABANDONED_SECONDS)
-    return TileStore(root, n, begun or tile_rows)
+    return TileStore(root, n, begun or tile_rows, str(zarr_schema.read_group(root, _NAME).get("run", "")))
 
 
 def name_store(identity: dict[str, object]) -> str:

@@ -37,7 +37,7 @@ from dkfm.gram.shared_arrays import open_shared_arrays
 from dkfm.gram.stored_gram import existing_bytes
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.kernels.serialization import is_code_free
-from dkfm.numerics.roots import ROUNDING_SHARE
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE
 from dkfm.numerics.supervised.ridge import make_indefinite_error
 from dkfm.sources.base import Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
@@ -73,14 +73,14 @@ def open_tiled_factor(
     kernel: Kernel,
     X: Rows,
     alpha: float,
-    weights: Array | None = None,
+    roots: Array | None = None,
     *,
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
     client: "Client | None" = None,
     progress: bool = False,
 ) -> Iterator[TileStore]:
-    """Yield the factor (N, N) of ``S K S + alpha``, with S the square roots of the weights, in lower tiles on disk.
+    """Yield the factor (N, N) of ``S K S + alpha``, with a diagonal S, in lower tiles on disk.
 
     Parameters
     ----------
@@ -90,13 +90,13 @@ def open_tiled_factor(
         Training rows.
     alpha : float
         Number that is added to the diagonal, not negative.
-    weights : ndarray of shape (N,), optional
-        Positive weights of the rows.
+    roots : ndarray of shape (N,), optional
+        Diagonal of S, positive: the square roots of the weights of the rows. 1 by default.
     tile_rows : int, optional
         Rows and columns of a tile; 2,048 by default.
     workspace : str or Path, optional
         Folder in which the factor stays; one that was killed goes on with the missing tiles, and other fits with the
-        same rows, weights and alpha find it. By default it is temporary.
+        same rows, roots and alpha find it. By default it is temporary.
     client : distributed.Client, optional
         Client of a cluster, whose workers must see the folder; by default the current one, else threads.
     progress : bool
@@ -113,22 +113,31 @@ def open_tiled_factor(
         A tile killed its workers again and again, or the cluster is gone.
     """
     n, source, client = X.shape[0], MemorySource(X), find_client(client)
-    size, roots = min(n, build.checked_tile_rows(tile_rows)), None
-    if weights is not None and (weights != 1).any():
-        roots = np.sqrt(weights)[:, np.newaxis]
-    identity = build.build_key(kernel, source)
-    identity |= {"alpha": alpha, "roots": "" if roots is None else digest_rows(MemorySource(roots))}
+    size, column = min(n, build.checked_tile_rows(tile_rows)), as_column(roots)
+    identity = identify_factor(kernel, X, alpha, roots)
     with _open_folder(kernel, workspace, n, size) as folder:
         store = open_tile_store(folder / name_store(identity), identity, n, size)
         try:
             with open_executor(client) as executor:
-                _compute_tiles(store, kernel, source, roots, alpha, executor, progress)
+                _compute_tiles(store, kernel, source, column, alpha, executor, progress)
         except NotPSDError:
             if client is None:  # no task runs any longer, and no later fit needs the tiles
                 zarr_store.remove_own_store(store.root, "factor")
             raise
         store.mark_complete()
         yield store
+
+
+def identify_factor(kernel: Kernel, X: Rows, alpha: float, roots: Array | None) -> dict[str, object]:
+    """Return what identifies a factor of `open_tiled_factor`, as plain JSON values."""
+    column = as_column(roots)
+    digest = "" if column is None else digest_rows(MemorySource(column))
+    return {**build.build_key(kernel, MemorySource(X)), "alpha": alpha, "roots": digest}
+
+
+def as_column(roots: Array | None) -> Array | None:
+    """Return the diagonal of S as (N, 1); None if it is 1."""
+    return None if roots is None or (roots == 1).all() else roots[:, np.newaxis]
 
 
 @contextmanager
@@ -271,18 +280,36 @@ def _factor_diagonal(A: Array, diagonal: Array, first: int, alpha: float) -> Arr
     except np.linalg.LinAlgError:
         from scipy.linalg import lapack
 
-        L, failed = A, first + int(lapack.dpotrf(A, lower=1)[1]) - 1
+        L, failed = A, int(lapack.dpotrf(A, lower=1)[1]) - 1
     if alpha == 0:
         low = np.square(L.diagonal()) <= ROUNDING_SHARE * diagonal
         if failed >= 0 or low.any():
-            row = failed if failed >= 0 else first + int(low.argmax())
-            raise NotPSDError(
-                f"Row {row} is, up to rounding, in the span of the rows before it, and the Gram matrix has no Cholesky "
-                "factor of full rank; use pivots, which leave such rows out, or an alpha."
-            )
+            raise _make_rank_error(A, diagonal, failed if failed >= 0 else int(low.argmax()), first)
     if failed >= 0:
-        raise make_indefinite_error(failed, alpha) from None
+        raise make_indefinite_error(first + failed, alpha) from None
     return L
+
+
+def _make_rank_error(A: Array, diagonal: Array, row: int, first: int) -> NotPSDError:
+    """Return the error of a row of a tile on the diagonal whose pivot is not above rounding."""
+    from scipy.linalg import lapack, solve_triangular
+
+    L = lapack.dpotrf(A[:row, :row], lower=1)[0]
+    explained = solve_triangular(L, A[row, :row], lower=True, check_finite=False) if row else np.zeros(0)
+    rest = float(A[row, row] - explained @ explained)
+    number, size = first + row, float(diagonal[row])
+    if size < 0 or rest < -max(1000, number) * EPS * max(size, float(diagonal.max())):
+        return NotPSDError(
+            f"The Gram matrix is not positive semi-definite: of k(x, x) = {size:.3g} of row {number} the rows before "
+            f"it leave {rest:.3g}; choose another kernel."
+        )
+    what = (
+        "is the zero vector, with k(x, x) = 0" if size == 0 else "is, up to rounding, in the span of the rows before it"
+    )
+    return NotPSDError(
+        f"Row {number} {what}, and the Gram matrix has no Cholesky factor of full rank; leave such rows out, or use "
+        "pivots for a map, or an alpha for a regression."
+    )
 
 
 def solve_from_right(A: Array, L: Array, *, transposed: bool = True) -> None:

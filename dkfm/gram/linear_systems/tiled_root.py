@@ -5,8 +5,10 @@ other from the last block of rows to the first, and writes them durably.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import cast
 
@@ -24,11 +26,19 @@ from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.files import local
 from dkfm.gram import roads
-from dkfm.gram.linear_systems.tile_store import TileStore
-from dkfm.gram.linear_systems.tiled_cholesky import open_tiled_factor, solve_from_right
+from dkfm.gram.build import checked_tile_rows
+from dkfm.gram.linear_systems import tile_store
+from dkfm.gram.linear_systems.tile_store import TileStore, name_store
+from dkfm.gram.linear_systems.tiled_cholesky import (
+    as_column,
+    identify_factor,
+    open_tiled_factor,
+    solve_from_right,
+)
 from dkfm.gram.shared_arrays import open_shared_arrays
 from dkfm.gram.stored_gram import existing_bytes
 from dkfm.gram.training_data import TrainingData, TrainingRows
+from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.map_error_bounds import Residuals
 from dkfm.numerics.pivoted_cholesky import RESIDUAL_ROUNDING
@@ -39,7 +49,10 @@ from dkfm.storage import own_files, raw_chunk_reader, streamed_weights, zarr_sch
 PANEL_COLUMNS = 512
 """Columns of the root that a task computes together, or as many as one chunk has."""
 
-_NAME = "root"
+_NAME, _PIVOTS, _RESIDUALS = "root", "pivots", "residuals"
+"""Arrays of the store: W; the pivots; the largest residual of a row after 0, 1, .. N features."""
+
+_RESIDUAL_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,8 @@ class RootTask:
 
     factor: TileStore
     root: Path
-    lengths: Source | None
-    """Diagonal of D, (N, 1), where the tasks read it; None if it is 1."""
+    roots: Source | None
+    """Inverse diagonal of D, (N, 1), where the tasks read it; None if it is 1."""
     requirements: WorkerRequirements | None
 
 
@@ -67,7 +80,8 @@ def compute_tiled_root(
     tile_rows : int, optional
         Rows and columns of a tile of the factor; 2,048 by default.
     workspace : str or Path
-        Folder of the factor and of the root, which stay there: a fit that was killed goes on.
+        Folder of the factor and of the root, which stay there: a fit that was killed goes on, and another fit of the
+        same rows needs no factor.
     progress : bool
         Whether to show a progress bar.
 
@@ -84,31 +98,40 @@ def compute_tiled_root(
     ClusterError
         A task killed its workers again and again, or the cluster is gone.
     """
+    require_served(data.kernel)
     if not isinstance(data, TrainingRows) or workspace is None:
-        raise InvalidInputError("A root in tiles needs points, which a precomputed kernel has not, and a workspace.")
-    if not is_code_free(data.kernel):
-        raise NotSupportedError(
-            f"The files of a root in tiles are found by the kernel, and {data.kernel!r:.100} is code."
-        )
-    lengths = row_lengths(data.diagonal())
-    divisors = nonzero_lengths(lengths)
-    with open_tiled_factor(
-        data.kernel,
-        data.rows_as_landmarks,
-        0.0,
-        np.square(1 / divisors),
-        tile_rows=tile_rows,
-        workspace=workspace,
-        progress=progress,
-    ) as factor:
-        root, digest = _open_root_store(factor)
-        _compute_columns(factor, root, divisors, progress)
-        with local.translate_write_errors(root):
-            zarr_store.write_marker(root, {"digest": digest})
-        values, residuals = _measure_residuals(factor)
-    info = zarr_schema.read_array_info(root / _NAME)
-    weights = streamed_weights.open_weights(root, digest, _NAME, info, True)
-    return Root(weights, values, np.zeros(0), lengths, triangular=True), residuals
+        raise InvalidInputError("A root in tiles needs rows in memory and a workspace.")
+    kernel, X, lengths = data.kernel, data.rows_as_landmarks, row_lengths(data.diagonal())
+    roots = 1 / nonzero_lengths(lengths)
+    identity = identify_factor(kernel, X, 0.0, roots)
+    folder = local.make_folder(local.local_path(workspace)).absolute()
+    factor_path = folder / name_store(identity)
+    root = factor_path.with_name(factor_path.name.replace("factor", _NAME, 1))
+    if not _is_sound(root, identity, X.shape[0]):
+        _require_room(root, factor_path, data, tile_rows)
+        with open_tiled_factor(
+            kernel, X, 0.0, roots, tile_rows=tile_rows, workspace=workspace, progress=progress
+        ) as factor:
+            _prepare_store(root, identity, factor)
+            _compute_columns(factor, root, as_column(roots), progress)
+            _finish(root, factor)
+    return _read_root(root, lengths)
+
+
+def require_served(kernel: Kernel) -> None:
+    """Raise unless a root in tiles can be computed of a kernel.
+
+    Raises
+    ------
+    InvalidInputError
+        The kernel is precomputed.
+    NotSupportedError
+        The kernel is code.
+    """
+    if kernel.is_precomputed:
+        raise InvalidInputError("A root in tiles needs points, and a precomputed kernel has none.")
+    if not is_code_free(kernel):
+        raise NotSupportedError(f"A root in tiles is found by its kernel, and {kernel!r:.100} is code.")
 
 
 def choose_columns(n: int) -> tuple[int, int]:
@@ -137,51 +160,135 @@ def task_bytes(n: int, tile_rows: int) -> int:
     return budget.inverse_task_bytes(n, tile_rows, min(n, columns) + chunk)
 
 
-def _open_root_store(factor: TileStore) -> tuple[Path, str]:
-    """Open the store of the root of a factor beside it, or create it; return its folder and its digest."""
-    n, chunk = factor.n, choose_columns(factor.n)[0]
-    root = factor.root.with_name(factor.root.name.replace("factor", _NAME, 1))
-    attributes = {"identity": zarr_schema.read_group(factor.root, "factor")["identity"]}
-    if not zarr_store.is_taken(root):
-        try:
-            with zarr_store.new_store(root, _NAME, attributes, [_NAME]) as group:
-                zarr_store.add_array(group, _NAME, (n, n), (n, chunk))
-        except StoreExistsError:  # another process has just created it
-            if not zarr_store.is_taken(root):
-                raise
+def _is_sound(root: Path, identity: dict[str, object], n: int) -> bool:
+    """Return whether a root is there, finished, and every chunk of it sound.
+
+    Raises
+    ------
+    StoreExistsError
+        Something else is there.
+    """
+    found = _read_attributes(root, identity) if zarr_store.is_taken(root) else None
+    if found is None or not (root / zarr_schema.MARKER).exists():
+        return False
+    marker = zarr_schema.read_marker(root)
+    if marker.get("digest") != _name_digest(root, found.get("factor")) or not isinstance(marker.get("lowest"), float):
+        return False
+    return all(
+        _has_chunk(root / name, index, chunks)
+        for name, (shape, chunks) in _layout(n).items()
+        for index in product(*(range(chunking.count_tiles(*pair)) for pair in zip(shape, chunks, strict=True)))
+    )
+
+
+def _name_digest(root: Path, run: object) -> str:
+    """Return what a model knows the root of a factor by."""
+    return f"{root.stem}-{run}"
+
+
+def _layout(n: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the shape of each array of a store, and of its chunks."""
+    return {
+        _NAME: ((n, n), (n, choose_columns(n)[0])),
+        _PIVOTS: ((n,), (n,)),
+        _RESIDUALS: ((n + 1,), (n + 1,)),
+    }
+
+
+def _read_attributes(root: Path, identity: dict[str, object]) -> dict[str, object] | None:
+    """Return the attributes of the store of a root; None if it was laid out otherwise.
+
+    Raises
+    ------
+    StoreExistsError
+        Something else is there.
+    """
+    n = int(identity["shape"][0])  # type: ignore[index]  # a list
     try:
         found = zarr_schema.read_group(root, _NAME)
-        info = zarr_schema.read_array_info(root / _NAME)
+        infos = {name: zarr_schema.read_array_info(root / name) for name in _layout(n)}
     except StoreError:
-        found, info = {}, None
-    if info is None or found.get("identity") != attributes["identity"] or info.chunks != (n, chunk):
+        found, infos = {}, {}
+    if found.get("identity") != identity:
         raise StoreExistsError(f"{root} holds something that is not the root of this factor; it was left untouched.")
-    own_files.remove_partial_files(root, found, local.ABANDONED_SECONDS)
-    return root, root.stem
+    layout = {name: (info.shape, info.chunks) for name, info in infos.items()}
+    is_same = layout == _layout(n) and all(info.dtype == "float64" for info in infos.values())
+    return found if is_same else None
 
 
-def _compute_columns(factor: TileStore, root: Path, lengths: Array, progress: bool) -> None:
+def _prepare_store(root: Path, identity: dict[str, object], factor: TileStore) -> None:
+    """Create the store of the root of a factor, or keep what was begun of the same one.
+
+    Columns of two factors of a matrix do not go together: they may differ by more than rounding.
+    """
+    if zarr_store.is_taken(root):
+        found = _read_attributes(root, identity)
+        if found is not None and found.get("factor") == factor.run:
+            own_files.remove_partial_files(root, found, local.ABANDONED_SECONDS)
+            return
+        zarr_store.remove_own_store(root, _NAME)
+    layout = _layout(factor.n)
+    try:
+        with zarr_store.new_store(root, _NAME, {"identity": identity, "factor": factor.run}, layout) as group:
+            for name, (shape, chunks) in layout.items():
+                zarr_store.add_array(group, name, shape, chunks)
+    except StoreExistsError:  # another process has just created it
+        found = _read_attributes(root, identity)
+        if found is None or found.get("factor") != factor.run:
+            raise
+
+
+def _require_room(root: Path, factor: Path, data: TrainingRows, tile_rows: int | None) -> None:
+    """Raise a BudgetError unless the disk has room for the factor and its root, and each thread for a task."""
+    n, kernel, size = (
+        len(data.diagonal()),
+        data.kernel,
+        min(data.rows_as_landmarks.shape[0], checked_tile_rows(tile_rows)),
+    )
+    missing = tile_store.disk_bytes(n, size) + disk_bytes(n) - existing_bytes(root) - existing_bytes(factor)
+    memory.require_disk(root, missing, "The root, with its factor,")
+    each = budget.factor_task_bytes(size, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
+    each = max(each, task_bytes(n, size))
+    with open_executor(find_client(None)) as executor:
+        have = memory.task_budget(executor.client, executor.threads, needed=None if executor.client is None else each)
+    budget.require_fits(each, have, f"A task of the root of {n:,} rows", "use fewer threads, or fewer rows")
+
+
+def _compute_columns(factor: TileStore, root: Path, roots: Array | None, progress: bool) -> None:
     """Compute the columns of the root that are missing in its store."""
     n, each = factor.n, task_bytes(factor.n, factor.tile_rows)
     panels = list(chunking.row_slices(n, choose_columns(n)[1]))[::-1]  # the last takes the longest
-    memory.require_disk(root, disk_bytes(n) - existing_bytes(root), "The root")
-    column = None if (lengths == 1).all() else lengths[:, np.newaxis]
     with (
         open_executor(find_client(None)) as executor,
-        open_shared_arrays(executor, each, 8 * n, "The lengths of the rows", root.parent) as shared,
-        shared.share(lengths[:, np.newaxis]) as readable,
+        open_shared_arrays(executor, each, 8 * n, "The scales of the rows", root.parent) as shared,
+        nullcontext() if roots is None else shared.share(roots) as readable,
     ):
-        if executor.client is None:
-            have = memory.task_budget(None, executor.threads)
-            budget.require_fits(each, have, "Columns of the root", "use fewer threads, or more memory")
         seconds = roads.factor_seconds(n, executor.threads)
         text = f"triangular root of {n:,} rows, {len(panels)} panels, in {root}, on {describe_place(executor)}"
         log_stage("solve", text, seconds=seconds, rows=n, threads=executor.threads)
-        task = RootTask(factor, root, None if column is None else readable, shared.requirements)
+        task = RootTask(factor, root, readable, shared.requirements)
         tasks = ((task, columns) for columns in panels)
         tally = run_tasks(executor, "dkfm-solve", compute_root_columns, tasks, len(panels), progress)
     if tally.fatal_tasks:
         raise ClusterError(f"Every worker died that computed some columns of the root in {root}; the others stay.")
+
+
+def _finish(root: Path, factor: TileStore) -> None:
+    """Write the pivots and residuals of a factor to the store of its root, and mark this complete."""
+    values, residuals = _measure_residuals(factor)
+    zarr_store.write_chunk(root / _PIVOTS, (0,), values)
+    zarr_store.write_chunk(root / _RESIDUALS, (0,), residuals.largest)
+    with local.translate_write_errors(root):
+        zarr_store.write_marker(root, {"digest": _name_digest(root, factor.run), "lowest": residuals.lowest})
+
+
+def _read_root(root: Path, lengths: Array) -> tuple[Root, Residuals]:
+    marker, info = zarr_schema.read_marker(root), zarr_schema.read_array_info(root / _NAME)
+    weights = streamed_weights.open_weights(root, str(marker["digest"]), _NAME, info, True)
+    values, largest = (np.asarray(zarr_store.open_array(root, name)[:]) for name in (_PIVOTS, _RESIDUALS))
+    limits = np.append(np.full(len(values), np.inf), 0.0)
+    residuals = Residuals(largest, float(str(marker["lowest"])), noise=RESIDUAL_ROUNDING, limits=limits)
+    return Root(weights, values, np.zeros(0), lengths, triangular=True), residuals
 
 
 def compute_root_columns(task: RootTask, columns: slice) -> slice:
@@ -191,15 +298,15 @@ def compute_root_columns(task: RootTask, columns: slice) -> slice:
     chunk = choose_columns(n)[0]
     starts = range(columns.start, columns.stop, chunk)
     parts = [(start // chunk, slice(start, min(start + chunk, columns.stop))) for start in starts]
-    missing = [(number, part) for number, part in parts if not _has_chunk(array, number, (n, chunk))]
+    missing = [(number, part) for number, part in parts if not _has_chunk(array, (0, number), (n, chunk))]
     for number in {number for number, _ in parts} - {number for number, _ in missing}:
         zarr_store.sync_chunk(array, (0, number))  # a killed process may not have synced it
     if not missing:
         return columns
     with single_blas_thread():
         panel = _solve_columns(task.factor, columns)
-    if task.lengths is not None:
-        panel /= cast("Array", task.lengths.read(slice(0, columns.stop)))[:, 0]
+    if task.roots is not None:
+        panel *= cast("Array", task.roots.read(slice(0, columns.stop)))[:, 0]
     for number, part in missing:
         values = np.zeros((n, part.stop - part.start))
         values[: columns.stop] = panel[part.start - columns.start : part.stop - columns.start].T
@@ -207,8 +314,8 @@ def compute_root_columns(task: RootTask, columns: slice) -> slice:
     return columns
 
 
-def _has_chunk(array: Path, number: int, shape: tuple[int, int]) -> bool:
-    file = array / "c" / "0" / str(number)
+def _has_chunk(array: Path, index: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    file = array.joinpath("c", *map(str, index))
     if not file.exists():
         return False
     try:
@@ -235,11 +342,15 @@ def _solve_columns(factor: TileStore, columns: slice) -> Array:
     return panel
 
 
+def count_residual_threads() -> int:
+    """Return the number of threads of the driver that read the factor; each has three tiles in memory."""
+    return 1 if is_inside_worker() else min(cpus.COUNT, _RESIDUAL_THREADS)
+
+
 def _measure_residuals(factor: TileStore) -> tuple[Array, Residuals]:
     """Return the pivots (N,), the squares of the diagonal of L, and what 0, 1, .. N features leave of the rows."""
     values, largest, lowest = np.empty(factor.n), np.zeros(factor.n + 1), 0.0
-    threads = 1 if is_inside_worker() else cpus.COUNT
-    with ThreadPoolExecutor(threads, thread_name_prefix="dkfm-residuals") as pool:
+    with ThreadPoolExecutor(count_residual_threads(), thread_name_prefix="dkfm-residuals") as pool:
         for block, (pivots, shares, least) in enumerate(
             pool.map(partial(_measure_block, factor), range(factor.blocks))
         ):
@@ -248,8 +359,7 @@ def _measure_residuals(factor: TileStore) -> tuple[Array, Residuals]:
             np.maximum(largest[: rows.stop + 1], shares, out=largest[: rows.stop + 1])
             np.maximum(largest[rows.stop + 1 :], shares[-1], out=largest[rows.stop + 1 :])
             lowest = min(lowest, least)
-    limits = np.append(np.full(factor.n, np.inf), 0.0)
-    return values, Residuals(largest, lowest, noise=RESIDUAL_ROUNDING, limits=limits)
+    return values, Residuals(largest, lowest)
 
 
 def _measure_block(factor: TileStore, block: int) -> tuple[Array, Array, float]:

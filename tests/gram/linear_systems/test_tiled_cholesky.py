@@ -36,7 +36,8 @@ def read_factor(store):
 
 
 def factor(kernel, X, alpha, weights=None, **options):
-    with open_tiled_factor(kernel, X, alpha, weights, **options) as store:
+    roots = None if weights is None else np.sqrt(weights)
+    with open_tiled_factor(kernel, X, alpha, roots, **options) as store:
         return read_factor(store)
 
 

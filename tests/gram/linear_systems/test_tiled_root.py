@@ -1,5 +1,6 @@
 """The triangular root of a factor in tiles: right, of the same bits wherever it is computed, resumed, measured."""
 
+import shutil
 import tracemalloc
 from types import SimpleNamespace
 
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkfm import kernels
+from dkfm.core import budget
 from dkfm.errors import BudgetError, DamagedStoreError, InvalidInputError, NotSupportedError, StoreExistsError
+from dkfm.estimators.stored.feature_map import sample_rows_and_landmarks
 from dkfm.execution import memory
 from dkfm.gram.linear_systems import tiled_cholesky, tiled_root
 from dkfm.gram.linear_systems.tiled_cholesky import open_tiled_factor, solve_from_right
@@ -92,6 +95,32 @@ def test_a_killed_root_goes_on_with_the_missing_chunks_and_mends_one_that_is_dam
     assert inodes == {path: path.stat().st_ino for path in tmp_path.glob("root-*/root/c/0/*")}
 
 
+def test_columns_of_two_factors_are_not_mixed(rng, small_chunks, tmp_path, monkeypatch):
+    X, kernel = rng.normal(size=(250, 10)), Gaussian(1.0)
+    X[1::2] = X[::2] + 1e-6  # so that the roots of two factors differ by far more than rounding
+    truth, residuals = compute_tiled_root(as_training_data(kernel, X), 64, tmp_path)
+    before = read(truth.weights)
+    (factor,), (root,) = tmp_path.glob("factor-*"), tmp_path.glob("root-*")
+    monkeypatch.setattr(tiled_root, "open_tiled_factor", None)
+    shutil.rmtree(factor)  # a finished root needs it no longer
+    again, found = compute_tiled_root(as_training_data(kernel, X), 17, tmp_path)
+    np.testing.assert_array_equal(read(again.weights), before)
+    np.testing.assert_array_equal(again.values, truth.values)
+    np.testing.assert_array_equal(found.largest, residuals.largest)
+    assert (found.lowest, found.noise) == (residuals.lowest, residuals.noise)
+    monkeypatch.undo()
+    monkeypatch.setattr(streamed_weights, "CHUNK_BYTES", 7 * 250 * 8)
+    monkeypatch.setattr(tiled_root, "PANEL_COLUMNS", 21)
+    for chunk in root.glob("root/c/0/*[02468]"):
+        chunk.unlink()
+    mended, _ = compute_tiled_root(as_training_data(kernel, X), 17, tmp_path)
+    undisturbed, _ = compute_tiled_root(as_training_data(kernel, X), 17, tmp_path / "undisturbed")
+    np.testing.assert_array_equal(read(mended.weights), read(undisturbed.weights))
+    assert np.abs(read(mended.weights) - before).max() > 1e-8 * np.abs(before).max()
+    with pytest.raises(DamagedStoreError, match="was replaced"):
+        read(truth.weights)
+
+
 def test_a_chunk_that_is_lost_or_a_root_that_was_replaced_is_named_when_it_is_read(rng, tmp_path):
     X = rng.normal(size=(40, 3))
     root = compute(MIXED, X, tmp_path)[0]
@@ -122,33 +151,29 @@ def test_something_else_in_the_place_of_a_root_is_left_untouched(rng, tmp_path):
 
 def test_what_has_no_root_in_tiles_is_refused(rng, tmp_path):
     X = rng.normal(size=(40, 3))
-    with pytest.raises(InvalidInputError, match="a precomputed kernel has not"):
+    with pytest.raises(InvalidInputError, match="a precomputed kernel has none"):
         compute_tiled_root(as_training_data(kernels.Precomputed(), Gaussian(1.0)(X)), None, tmp_path)
     with pytest.raises(NotSupportedError, match="is code"):
         compute(kernels.Function(lambda X, Y: X @ Y.T), X, tmp_path)
     assert left(tmp_path) == []
 
 
-def test_too_small_a_disk_or_memory_is_refused_with_both_numbers(rng, tmp_path, monkeypatch):
+def test_too_small_a_disk_or_memory_is_refused_with_both_numbers_before_the_factor(rng, tmp_path, monkeypatch):
     X = rng.normal(size=(300, 3))
-    with open_tiled_factor(MIXED, X, 0.0, np.square(1 / np.sqrt(MIXED.diag(X))), tile_rows=60, workspace=tmp_path):
-        pass
     with monkeypatch.context() as patch:
-        patch.setattr(memory.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**5))
-        with pytest.raises(BudgetError, match=r"The root at .* needs 1 MB .* and 0 MB"):
+        patch.setattr(memory.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
+        with pytest.raises(BudgetError, match=r"The root, with its factor, at .* needs 1 MB .* and 1 MB"):
             compute(MIXED, X, tmp_path)
-    little = SimpleNamespace(task_budget=lambda *given: 10**5, require_disk=memory.require_disk)
-    monkeypatch.setattr(tiled_root, "memory", little)
-    with pytest.raises(BudgetError, match="Columns of the root need"):
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**5)
+    with pytest.raises(BudgetError, match="A task of the root of 300 rows needs"):
         compute(MIXED, X, tmp_path)
+    assert left(tmp_path) == []
 
 
 def test_a_task_takes_the_memory_that_its_budget_says(rng, tmp_path):
     X = rng.normal(size=(1500, 10))
     compute(MIXED, X, tmp_path, 200)
-    with open_tiled_factor(
-        MIXED, X, 0.0, np.square(1 / np.sqrt(MIXED.diag(X))), tile_rows=200, workspace=tmp_path
-    ) as factor:
+    with open_tiled_factor(MIXED, X, 0.0, 1 / np.sqrt(MIXED.diag(X)), tile_rows=200, workspace=tmp_path) as factor:
         (root,) = tmp_path.glob("root-*")
         for path in root.glob("root/c/0/*"):
             path.unlink()
@@ -170,3 +195,8 @@ def test_a_solution_from_the_right_is_that_of_the_dense_inverse(rng, block, monk
         solved = A.copy()
         solve_from_right(solved, L, transposed=transposed)
         np.testing.assert_allclose(solved, A @ inverse, rtol=0, atol=1e-11)
+
+
+def test_a_certificate_has_no_more_rows_than_its_budget_says(rng):
+    X = rng.normal(size=(2000, 300))
+    assert len(sample_rows_and_landmarks(as_training_data(MIXED, X), MIXED.diag(X))[0]) <= budget._CERTIFIED_ROWS
