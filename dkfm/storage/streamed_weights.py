@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from dkfm.core.rows import Array
-from dkfm.errors import DamagedStoreError, UnsupportedStoreError
+from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError
 from dkfm.storage import zarr_schema, zarr_store
 
 CHUNK_BYTES = 2**22
@@ -60,5 +60,9 @@ class _ZarrWeights:
 
     def _require_unchanged(self) -> None:
         """Raise if another model has replaced this one: its chunks would be valid too."""
+        if not self.path.is_dir():
+            raise StoreError(
+                f"The weights at {self.path} are gone, and are read from there; fit again, or load a saved model."
+            )
         if zarr_schema.read_marker(self.path).get("digest") != self.model_digest:
             raise DamagedStoreError(f"The model at {self.path} was replaced while it was in use.")

@@ -51,7 +51,7 @@ class FittedMap:
     def root(self) -> Root:
         """Root of the landmarks, whose weights W are those of the features, in float64."""
         head = self.model.head("residual")
-        require_weights_in_memory(self.model, "Components, discriminants and regressions in its features")
+        require_weights_in_memory(self.model, "A fit in the features of a map")
         W = head.weights.astype(np.float64)
         values = np.ones(W.shape[1]) if self.eigenvalues is None else self.eigenvalues
         return Root(W, values, np.zeros(0), self.scales, head.triangular)
@@ -61,7 +61,7 @@ def require_weights_in_memory(model: Model, what: str) -> None:
     """Raise a NotSupportedError if the weights of a map stay in a store: something needs them in memory."""
     if model.n_stored_head_elements:
         raise NotSupportedError(
-            f'{what} would need the weights in memory, and build="tiled" leaves them in its workspace.'
+            f'{what} needs the weights in memory, and build="tiled" leaves them on disk: save the map, and load it.'
         )
 
 

@@ -60,13 +60,14 @@ class MapOptions:
             raise InvalidInputError(
                 'on_indefinite="clip" drops eigenvalues, and the cholesky basis has pivots; use basis="spectral".'
             )
-        fits_tiled = (self.basis, self.tol, self.dtype) == ("cholesky", None, "float64") and self.workspace is not None
-        if self.build == "tiled" and not fits_tiled:
-            raise InvalidInputError(
-                'build="tiled" keeps all features, and on disk: use basis="cholesky", float64, no tol, and a workspace.'
-            )
-        if self.build == "tiled" and landmarks is not None:
-            raise InvalidInputError('build="tiled" has all rows as landmarks; leave out landmarks=.')
+        if self.build == "tiled":
+            right = {"basis": self.basis == "cholesky", "dtype": self.dtype == "float64", "tol": self.tol is None}
+            right |= {"landmarks": landmarks is None}
+            if wrong := [name for name, is_right in right.items() if not is_right]:
+                what = "all features of all rows, in float64 and the cholesky basis"
+                raise InvalidInputError(f'build="tiled" keeps {what}: change {", ".join(wrong)}.')
+            if self.workspace is None:
+                raise InvalidInputError('build="tiled" leaves the weights on disk: name a folder, workspace=.')
         if self.certify == "sample" and (self.tol is not None or self.on_indefinite == "clip"):
             name = "tol=" if self.tol is not None else 'on_indefinite="clip"'
             raise InvalidInputError(f'{name} needs the errors of all training rows; use certify="all".')

@@ -63,7 +63,7 @@ class FitPlan:
         remedy = "fit fewer rows, or choose landmarks="
         budget.require_fits(self.memory_bytes, self.have_bytes, f"A fit of {self.rows:,} rows", remedy)
         if self.disk_bytes:
-            memory.require_disk(Path(self.place), self.disk_bytes)
+            memory.require_disk(Path(self.place), self.disk_bytes, "What the fit writes")
 
     def to_json(self) -> str:
         """Return the plan as JSON."""

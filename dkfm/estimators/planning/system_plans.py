@@ -20,6 +20,12 @@ from dkfm.numerics.supervised import ridge
 _TYPICAL_PRODUCTS = 30
 """Number of products of conjugate gradients, which only a fit finds."""
 
+_ROOT_SECONDS = 1.25
+"""Time of a root in tiles beside that of its factor: fewer columns are multiplied by a tile that is read."""
+
+_CERTIFIED_PRODUCTS = 2000
+"""Products of a row of kernel values with weights that the certificate of a map takes, about."""
+
 _TYPICAL_CLASSES = 10
 """Number of classes of a plan, which does not look at labels."""
 
@@ -106,8 +112,8 @@ def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     )
     need = budget.tiled_map_bytes(n, d, tasks, kernel.peak_blocks, kernel.landmark_copies)
     chunks = count_tiles(n, tiled_root.choose_columns(n)[0])
-    root_seconds = roads.factor_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
-    certificate = n * n * roads.value_seconds(kernel, d)
+    root_seconds = _ROOT_SECONDS * roads.factor_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
+    certificate = n * n * (roads.value_seconds(kernel, d) + _CERTIFIED_PRODUCTS * budget.PRODUCT_SECONDS / cpus.COUNT)
     return FitPlan(
         rows=n,
         columns=d,

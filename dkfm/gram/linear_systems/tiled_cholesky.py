@@ -308,7 +308,7 @@ def _make_rank_error(A: Array, diagonal: Array, row: int, first: int) -> NotPSDE
     )
     return NotPSDError(
         f"Row {number} {what}, and the Gram matrix has no Cholesky factor of full rank; leave such rows out, or use "
-        "pivots for a map, or an alpha for a regression."
+        'build="rounds" for a map, or an alpha for a regression.'
     )
 
 

@@ -129,9 +129,12 @@ def require_served(kernel: Kernel) -> None:
         The kernel is code.
     """
     if kernel.is_precomputed:
-        raise InvalidInputError("A root in tiles needs points, and a precomputed kernel has none.")
+        raise InvalidInputError("A root in tiles needs rows that a kernel compares, and a precomputed kernel has none.")
     if not is_code_free(kernel):
-        raise NotSupportedError(f"A root in tiles is found by its kernel, and {kernel!r:.100} is code.")
+        raise NotSupportedError(
+            f"The files of a root in tiles are found again by the kernel, and {kernel!r:.100} is code, which cannot be "
+            "compared; use one of dkfm's kernels, or another build."
+        )
 
 
 def choose_columns(n: int) -> tuple[int, int]:
