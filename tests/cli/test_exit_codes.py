@@ -1,5 +1,6 @@
 """The exit code of a command says whose fault it was, and with --json the failure is JSON too; with real failures."""
 
+import importlib
 import json
 import signal
 import socket
@@ -102,7 +103,8 @@ def test_wrong_usage_ends_with_2(run, line):
     check(result.exit_code, result.stdout, result.stderr, 2, "UsageError")
 
 
-def test_no_scheduler_ends_with_3(run, closed_address):
+def test_no_scheduler_ends_with_3(run, closed_address, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("dkfm.execution.clusters.connect"), "_ANSWER_TIMEOUT", 0.2)
     result = run(f"score model train.npy out --json --scheduler {closed_address}")
     check(result.exit_code, result.stdout, result.stderr, 3, "ClusterError")
 

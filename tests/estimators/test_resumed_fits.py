@@ -38,6 +38,7 @@ def kill_at(monkeypatch):
         yield arm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("road", [Road.MATRIX_FREE, Road.STORED])
 def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
     X, weights = rng.normal(size=(1300, 3)), rng.uniform(1, 2, 1300)
@@ -74,6 +75,7 @@ def take_small_rounds(monkeypatch):
     monkeypatch.setattr(streamed_pivots, "_LARGEST", 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"tol": 1e-4}, {"landmarks": "random_pivots", "n_landmarks": 200, "random_state": 3}]
 )

@@ -41,6 +41,7 @@ def stored(tmp_path, rng):
     return X, [tmp_path / "x.npy", str(tmp_path / "x.zarr"), array, tmp_path / "x.parquet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tol": 1e-3}, {"centered": True}, {"landmarks": "pivots", "n_landmarks": 40}])
 def test_any_form_gives_a_map_as_exact_as_that_of_memory(options, stored, rng):
     X, forms = stored
@@ -209,6 +210,7 @@ def test_landmarks_are_given_by_number_or_as_points(stored, basis):
         ExactFeatureMap(K, landmarks=[3, 700]).fit(forms[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", range(4))
 @pytest.mark.parametrize("centered", [True, False])
 def test_components_of_a_map_are_those_of_rows_in_memory(stored, form, centered, rng):

@@ -49,8 +49,8 @@ def test_tiled_maps_obey_the_laws(kernel, rng, tmp_path):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_a_tiled_map_is_as_exact_as_one_in_memory(kernel, rng, tmp_path):
-    X, Z = rng.normal(size=(300, 4)), rng.normal(size=(40, 4))
-    weights = rng.uniform(0.5, 2, 300)
+    X, Z = rng.normal(size=(120, 4)), rng.normal(size=(40, 4))
+    weights = rng.uniform(0.5, 2, 120)
     phi = tiled(kernel, tmp_path, centered=True).fit(X, sample_weight=weights)
     truth = ExactFeatureMap(kernel, basis="cholesky", centered=True).fit(X, sample_weight=weights)
     assert phi.error_bound_ <= 1.1 * truth.error_bound_

@@ -273,6 +273,7 @@ assert bool(logging.getLogger().handlers) == {configured}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("configured", [False, True])
 def test_a_script_prints_lines_only_if_it_configures_logging(configured, tmp_path):
     done = subprocess.run(

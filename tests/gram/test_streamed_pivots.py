@@ -105,6 +105,7 @@ def test_rows_of_zero_and_of_all_scales(rng, small_rounds):
     assert len(nothing.row_indices) == 0
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_and_any_form_of_rows_have_the_same_bits(tmp_path, rng, small_rounds, client):
     X = rng.normal(size=(300, 3))
     np.save(tmp_path / "x.npy", X)

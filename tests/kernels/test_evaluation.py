@@ -124,6 +124,7 @@ def test_values_of_few_columns_do_not_depend_on_the_unit(d, dtype, scales, rng):
         assert (np.diag(found)[:5] == 1).all()
 
 
+@pytest.mark.slow
 def test_without_numba_the_sums_are_the_same(rng, monkeypatch):
     X, Y = rng.dirichlet(np.ones(300), size=70), rng.dirichlet(np.ones(300), size=90)
     X[0] = Y[0] = 0.0

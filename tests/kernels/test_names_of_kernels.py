@@ -30,6 +30,7 @@ def fit(tmp_path, rng, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "kernel"),
     [

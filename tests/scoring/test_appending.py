@@ -80,6 +80,7 @@ def test_what_is_lost_after_files_were_appended_is_made_again_in_their_order(out
     folder.check(output)
 
 
+@pytest.mark.slow
 def test_small_chunks_of_a_small_output_are_scored_again_in_larger_ones_and_those_of_a_large_one_stay(folder):
     def chunk_rows():
         return output_store.read_output(folder.root / "out").chunk_rows

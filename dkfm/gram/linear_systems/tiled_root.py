@@ -151,7 +151,7 @@ def disk_bytes(n: int) -> int:
     """Return the bytes on disk of the root of N rows, in whole chunks, zeros included.
 
     >>> disk_bytes(40_000)
-    12800960000
+    12800320000
     """
     chunk, _ = choose_columns(n)
     return 8 * n * chunk * chunking.count_tiles(n, chunk)
