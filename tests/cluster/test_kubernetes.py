@@ -177,7 +177,8 @@ def test_workers_are_as_large_as_the_plan_of_the_example(tmp_path):
     shape, chunks = (EXAMPLE_ROWS, COLUMNS), (EXAMPLE_CHUNK, COLUMNS)
     zarr.create_array(tmp_path / "rows.zarr", shape=shape, chunks=chunks, dtype="float64")
     with (
-        dask.config.set({"temporary-directory": str(tmp_path)}),
+        # The workers are threads of this process, in whose memory other tests count, too.
+        dask.config.set({"temporary-directory": str(tmp_path), "distributed.worker.memory.pause": False}),
         LocalCluster(
             n_workers=worker["replicas"],
             threads_per_worker=threads,
