@@ -221,5 +221,4 @@ print(memory.peak_memory() - before, budget.tiled_map_bytes(n, 10, cpus.COUNT * 
 def test_a_fit_takes_the_memory_that_its_budget_says(tmp_path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path)]
     taken, predicted = map(int, subprocess.check_output(command).split())
-    assert taken < predicted
-    print(taken, predicted)
+    assert 2 / 3 * predicted < taken < predicted

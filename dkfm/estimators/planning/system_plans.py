@@ -20,9 +20,6 @@ from dkfm.numerics.supervised import ridge
 _TYPICAL_PRODUCTS = 30
 """Number of products of conjugate gradients, which only a fit finds."""
 
-_ROOT_SECONDS = 1.25
-"""Time of a root in tiles beside that of its factor: fewer columns are multiplied by a tile that is read."""
-
 _CERTIFIED_PRODUCTS = 2000
 """Products of a row of kernel values with weights that the certificate of a map takes, about."""
 
@@ -107,12 +104,10 @@ def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     tiled_root.require_served(rows.kernel)
     n, d, kernel, factor = rows.n, rows.d, rows.kernel, _plan_factor(estimator, rows)
     each = max(factor.task_bytes, tiled_root.task_bytes(n, factor.tile_rows))
-    tasks = (
-        tiled_root.count_residual_threads() * 3 * 8 * factor.tile_rows**2 if rows.is_cluster else rows.threads * each
-    )
+    tasks = tiled_root.residual_bytes(factor.tile_rows) if rows.is_cluster else rows.threads * each
     need = budget.tiled_map_bytes(n, d, tasks, kernel.peak_blocks, kernel.landmark_copies)
     chunks = count_tiles(n, tiled_root.choose_columns(n)[0])
-    root_seconds = _ROOT_SECONDS * roads.factor_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
+    root_seconds = tiled_root.root_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
     certificate = n * n * (roads.value_seconds(kernel, d) + _CERTIFIED_PRODUCTS * budget.PRODUCT_SECONDS / cpus.COUNT)
     return FitPlan(
         rows=n,

@@ -1,7 +1,7 @@
 """Compute the triangular root ``W = D^-1 L'^(-1)`` of ``D^-1 K D^-1 = L L'`` from tiles of L, into a store.
 
-The features of the Cholesky basis are ``k(z, X) W``. A task computes some whole chunks of columns of W, one after the
-other from the last block of rows to the first, and writes them durably.
+The features of the Cholesky basis are ``k(z, X) W``. A task computes some whole chunks of columns of W, from their
+last block of rows to the first, and writes them durably.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +53,9 @@ _NAME, _PIVOTS, _RESIDUALS = "root", "pivots", "residuals"
 """Arrays of the store: W; the pivots; the largest residual of a row after 0, 1, .. N features."""
 
 _RESIDUAL_THREADS = 4
+
+_ROOT_SECONDS = 1.25
+"""Time of a root beside that of its factor: fewer columns are multiplied by a tile that is read."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,16 @@ def task_bytes(n: int, tile_rows: int) -> int:
     return budget.inverse_task_bytes(n, tile_rows, min(n, columns) + chunk)
 
 
+def root_seconds(n: int, threads: int) -> float:
+    """Predict the seconds of threads that compute the root of N rows from its factor, without those of files."""
+    return _ROOT_SECONDS * roads.factor_seconds(n, threads)
+
+
+def residual_bytes(tile_rows: int) -> int:
+    """Return the bytes of the threads of the driver that read the factor; each has three tiles in memory."""
+    return count_residual_threads() * 3 * 8 * tile_rows**2
+
+
 def _is_sound(root: Path, identity: dict[str, object], n: int) -> bool:
     """Return whether a root is there, finished, and every chunk of it sound.
 
@@ -179,7 +192,7 @@ def _is_sound(root: Path, identity: dict[str, object], n: int) -> bool:
         return False
     return all(
         _has_chunk(root / name, index, chunks)
-        for name, (shape, chunks) in _layout(n).items()
+        for name, (shape, chunks) in _describe_layout(n).items()
         for index in product(*(range(chunking.count_tiles(*pair)) for pair in zip(shape, chunks, strict=True)))
     )
 
@@ -189,7 +202,7 @@ def _name_digest(root: Path, run: object) -> str:
     return f"{root.stem}-{run}"
 
 
-def _layout(n: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+def _describe_layout(n: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return the shape of each array of a store, and of its chunks."""
     return {
         _NAME: ((n, n), (n, choose_columns(n)[0])),
@@ -209,13 +222,13 @@ def _read_attributes(root: Path, identity: dict[str, object]) -> dict[str, objec
     n = int(identity["shape"][0])  # type: ignore[index]  # a list
     try:
         found = zarr_schema.read_group(root, _NAME)
-        infos = {name: zarr_schema.read_array_info(root / name) for name in _layout(n)}
+        infos = {name: zarr_schema.read_array_info(root / name) for name in _describe_layout(n)}
     except StoreError:
         found, infos = {}, {}
     if found.get("identity") != identity:
         raise StoreExistsError(f"{root} holds something that is not the root of this factor; it was left untouched.")
     layout = {name: (info.shape, info.chunks) for name, info in infos.items()}
-    is_same = layout == _layout(n) and all(info.dtype == "float64" for info in infos.values())
+    is_same = layout == _describe_layout(n) and all(info.dtype == "float64" for info in infos.values())
     return found if is_same else None
 
 
@@ -230,7 +243,7 @@ def _prepare_store(root: Path, identity: dict[str, object], factor: TileStore) -
             own_files.remove_partial_files(root, found, local.ABANDONED_SECONDS)
             return
         zarr_store.remove_own_store(root, _NAME)
-    layout = _layout(factor.n)
+    layout = _describe_layout(factor.n)
     try:
         with zarr_store.new_store(root, _NAME, {"identity": identity, "factor": factor.run}, layout) as group:
             for name, (shape, chunks) in layout.items():
@@ -243,11 +256,8 @@ def _prepare_store(root: Path, identity: dict[str, object], factor: TileStore) -
 
 def _require_room(root: Path, factor: Path, data: TrainingRows, tile_rows: int | None) -> None:
     """Raise a BudgetError unless the disk has room for the factor and its root, and each thread for a task."""
-    n, kernel, size = (
-        len(data.diagonal()),
-        data.kernel,
-        min(data.rows_as_landmarks.shape[0], checked_tile_rows(tile_rows)),
-    )
+    n, kernel = data.rows_as_landmarks.shape[0], data.kernel
+    size = min(n, checked_tile_rows(tile_rows))
     missing = tile_store.disk_bytes(n, size) + disk_bytes(n) - existing_bytes(root) - existing_bytes(factor)
     memory.require_disk(root, missing, "The root, with its factor,")
     each = budget.factor_task_bytes(size, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
@@ -266,7 +276,7 @@ def _compute_columns(factor: TileStore, root: Path, roots: Array | None, progres
         open_shared_arrays(executor, each, 8 * n, "The scales of the rows", root.parent) as shared,
         nullcontext() if roots is None else shared.share(roots) as readable,
     ):
-        seconds = roads.factor_seconds(n, executor.threads)
+        seconds = root_seconds(n, executor.threads)
         text = f"triangular root of {n:,} rows, {len(panels)} panels, in {root}, on {describe_place(executor)}"
         log_stage("solve", text, seconds=seconds, rows=n, threads=executor.threads)
         task = RootTask(factor, root, readable, shared.requirements)
@@ -301,9 +311,12 @@ def compute_root_columns(task: RootTask, columns: slice) -> slice:
     chunk = choose_columns(n)[0]
     starts = range(columns.start, columns.stop, chunk)
     parts = [(start // chunk, slice(start, min(start + chunk, columns.stop))) for start in starts]
-    missing = [(number, part) for number, part in parts if not _has_chunk(array, (0, number), (n, chunk))]
-    for number in {number for number, _ in parts} - {number for number, _ in missing}:
-        zarr_store.sync_chunk(array, (0, number))  # a killed process may not have synced it
+    missing = []
+    for number, part in parts:
+        if _has_chunk(array, (0, number), (n, chunk)):
+            zarr_store.sync_chunk(array, (0, number))  # a killed process may not have synced it
+        else:
+            missing.append((number, part))
     if not missing:
         return columns
     with single_blas_thread():
@@ -346,7 +359,7 @@ def _solve_columns(factor: TileStore, columns: slice) -> Array:
 
 
 def count_residual_threads() -> int:
-    """Return the number of threads of the driver that read the factor; each has three tiles in memory."""
+    """Return the number of threads of the driver that read the factor."""
     return 1 if is_inside_worker() else min(cpus.COUNT, _RESIDUAL_THREADS)
 
 
