@@ -15,6 +15,7 @@ import contracts
 import dkfm
 from dkfm import ExactFeatureMap, kernels
 from dkfm.cli.app import main
+from dkfm.core import cpus
 from dkfm.errors import DkfmError, InvalidInputError, NotPSDError, NotSupportedError, StoreError
 from dkfm.execution import lazy_scoring
 from dkfm.gram import roads
@@ -221,4 +222,5 @@ print(memory.peak_memory() - before, budget.tiled_map_bytes(n, 10, cpus.COUNT * 
 def test_a_fit_takes_the_memory_that_its_budget_says(tmp_path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path)]
     taken, predicted = map(int, subprocess.check_output(command).split())
-    assert 2 / 3 * predicted < taken < predicted
+    # The buffers of BLAS, 32 MB for each thread, are there or not.
+    assert taken < predicted <= 1.5 * (taken + cpus.COUNT * 2**25)
