@@ -242,11 +242,11 @@ def main():
     parser.add_argument("--before", help="root of another checkout, to be compared with")
     options = parser.parse_args()
     quick = options.quick
-    compare_commits(5000 if quick else 20_000, 1 if quick else 3, options.before)
-    fit_many(6000 if quick else 100_000)
+    compare_commits(2000 if quick else 20_000, 1 if quick else 3, options.before)
+    fit_many(4000 if quick else 100_000)
     for d in (50, 784):
         compare_with_limit(4000 if quick else 16_000, d, 1 if quick else 7)
-    compare_with_workers(4000 if quick else 60_000, 1 if quick else 5)
+    compare_with_workers(2000 if quick else 60_000, 1 if quick else 5)
     compare_pivots_with_workers(5000 if quick else 200_000, 1 if quick else 5)
     stream_pivots(20_000 if quick else 1_000_000, 10.0, 1e-2 if quick else 1e-6)
     compare_ranks(2000 if quick else 20_000)

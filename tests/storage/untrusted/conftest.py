@@ -8,14 +8,14 @@ from helpers.reader import Reader
 from helpers.untrusted import OWN, SOURCES, make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def real(tmp_path_factory):
     root = tmp_path_factory.mktemp("real")
     make(root)
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reader(real):
     warm = [("source", real / name) for name in (*SOURCES, "group", "x.npy")]
     warm += [(kind, real / name) for name, kind in OWN.items()]
