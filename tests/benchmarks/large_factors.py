@@ -293,7 +293,7 @@ def main():
     factor_panels(12_000 if quick else 100_000)
     compare_with_scikit_learn(2000 if quick else 4000, 1 if quick else 7)
     leave_out(1000 if quick else 3000, 1 if quick else 3)
-    compare_with_workers(3000 if quick else 16_000, 1 if quick else 3)
+    compare_with_workers(3000 if quick else 16_000, 1 if quick else 7)
     map_rows(4000 if quick else 40_000)
     compare_solvers(1500 if quick else 20_000)
 
