@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkfm.core import budget
-from dkfm.errors import BudgetError, ClusterError
-from dkfm.execution.clusters.current_client import fetch_workers
+from dkfm.errors import BudgetError
+from dkfm.execution.clusters.current_client import wait_for_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -161,11 +161,9 @@ def worker_task_budgets(client: "Client", shared: int) -> dict[str, Callable[[in
     """Return the task budget of every worker by its address, the smallest first.
 
     Each is a function of the bytes that the tasks of a process share, and returns bytes. The order is that for `shared`
-    bytes.
+    bytes. If all workers are gone, as between the end of a worker and its restart, the next one is waited for.
     """
-    facts = fetch_workers(client)
-    if not facts:
-        raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
+    facts = wait_for_workers(client)
 
     def budget_of(fact: dict[str, Any], shared: int) -> int:
         return thread_budget(fact["memory_limit"], int(fact["nthreads"]), shared, int(fact["metrics"]["memory"]))

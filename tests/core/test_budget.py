@@ -38,7 +38,7 @@ def test_where_no_memory_is_left_one_row_is_recommended(available):
 def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypatch):
     sizes = {"a": (10**9, 2, 10**8), "b": (4 * 10**9, 16, 10**9)}
     facts = {a: {"memory_limit": m, "nthreads": t, "metrics": {"memory": held}} for a, (m, t, held) in sizes.items()}
-    monkeypatch.setattr(memory, "fetch_workers", lambda client: facts)
+    monkeypatch.setattr(memory, "wait_for_workers", lambda client: facts)
     assert memory.task_budget("a client", 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
 
 

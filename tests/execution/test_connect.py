@@ -6,10 +6,12 @@ import warnings
 
 import pytest
 from click.testing import CliRunner
+from distributed import Client
 
 from dkfm.cli.app import main
 from dkfm.cli.process import _format_warning
 from dkfm.errors import ClusterError, DkfmWarning, SchedulerNameError
+from dkfm.execution import memory
 from dkfm.execution.clusters import current_client
 from dkfm.execution.clusters.connect import _warn_of_open_port, connect
 
@@ -122,6 +124,14 @@ def test_a_worker_that_comes_while_the_command_waits_is_used(scheduler_alone, mo
     with connect(scheduler_alone.scheduler_address, set_as_default=False, wait_for_workers=60) as found:
         assert found.submit(int, "7").result() == 7
     assert started == [f"Waiting for a worker of {scheduler_alone.scheduler_address}, 60 seconds at most."]
+
+
+def test_a_task_budget_waits_for_a_worker_where_all_were_killed(scheduler_alone, monkeypatch, capsys):
+    monkeypatch.setattr(current_client, "_MESSAGE_AFTER", 0.0)
+    monkeypatch.setattr(current_client, "print_message", lambda message: scheduler_alone.scale(1))
+    with Client(scheduler_alone.scheduler_address, set_as_default=False) as client:
+        assert current_client.fetch_workers(client) == {}
+        assert memory.task_budget(client, threads=1) > 0
 
 
 def test_the_message_comes_within_five_seconds():

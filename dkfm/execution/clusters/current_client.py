@@ -80,8 +80,10 @@ def fetch_workers(client: "Client") -> dict[str, dict[str, Any]] | None:
     return None if identity is None else dict(identity["workers"])
 
 
-def wait_for_workers(client: "Client", seconds: float = WORKER_TIMEOUT, name: str = "the cluster") -> None:
-    """Wait for the first worker of a cluster, paused or not; a message on standard error says so if it takes a while.
+def wait_for_workers(
+    client: "Client", seconds: float = WORKER_TIMEOUT, name: str = "the cluster"
+) -> dict[str, dict[str, Any]]:
+    """Wait until a cluster has a worker, paused or not; a message on standard error says so if it takes a while.
 
     Parameters
     ----------
@@ -91,6 +93,11 @@ def wait_for_workers(client: "Client", seconds: float = WORKER_TIMEOUT, name: st
         Longest time to wait.
     name : str
         Name of the cluster in messages.
+
+    Returns
+    -------
+    dict
+        The scheduler's facts on each worker, by address; at least one.
 
     Raises
     ------
@@ -111,6 +118,7 @@ def wait_for_workers(client: "Client", seconds: float = WORKER_TIMEOUT, name: st
             print_message(f"Waiting for a worker of {name}, {seconds:g} seconds at most.")
             is_announced = True
         time.sleep(0.1)
+    return facts
 
 
 def ask_scheduler(client: "Client", method: str, **options: object) -> Any:  # JSON of distributed
