@@ -210,7 +210,7 @@ def fit(
 @click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default those of the fit, or all.")
-@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, the first column of a Parquet OUTPUT.")
+@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which are kept in OUTPUT.")
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=1),

@@ -29,7 +29,7 @@ def _is_of_output(output: Output, receipt: Receipt) -> bool:
     """Return whether a receipt has the number, the rows and the files of a chunk of this output."""
     if receipt.chunk >= output.n_chunks:
         return False
-    files = 1 if output.is_table else len(output.columns)
+    files = len(output.format.file_names(receipt.chunk))
     return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.crc32c) == files
 
 
@@ -142,7 +142,7 @@ def require_no_extra_files(output: Output) -> None:
 def _require_no_extra_names(output: Output, names: Iterable[str]) -> None:
     """Raise a DamagedStoreError unless all names, which are those of no chunk, are names of dkfm's other files."""
     own = {
-        "arrays": [columns.output for columns in output.columns],
+        "arrays": [*output.array_layouts],
         "kind": "scores",
         "form": output.settings.get("form"),
     }

@@ -31,6 +31,7 @@ from dkfm.numerics.model import Model
 from dkfm.scoring import appending, output_store, planning
 from dkfm.scoring.appending import InputFiles, may_enlarge_chunks
 from dkfm.scoring.formats.chunk_writing import OutputColumns
+from dkfm.scoring.formats.id_array import choose_id_dtype
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan, WriteCopies
@@ -262,8 +263,6 @@ def _build_output(
     is_table = _is_table(target)
     if is_table:
         require_pyarrow()
-    elif request.id_column is not None:
-        raise InvalidInputError(f"id_column is kept in a table: name the output {target}.parquet.")
     if request.id_column is not None and not isinstance(given, HasIds):
         raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
     columns = tuple(
@@ -285,9 +284,25 @@ def _build_output(
             "id_column": request.id_column,
             "form": output_store.PARQUET if is_table else None,
             "chunk_rows": str(plan.chunk_rows),
+            **({} if is_table else _describe_ids(request.id_column, given, columns, target)),
         },
         classes=record.classes,
     )
+
+
+def _describe_ids(
+    name: str | None, given: Source, columns: Sequence[OutputColumns], target: Location
+) -> dict[str, str | None]:
+    """Return the setting of a Zarr output with the data type of its ids; nothing if there are none."""
+    if name is None or not isinstance(given, HasIds):
+        return {}
+    taken = {taken for entry in columns for taken in (entry.output, f"{entry.output}_column")}
+    if name in taken or not output_store.is_array_name(name):
+        raise InvalidInputError(
+            f"The ids are called {name!r}, as an array of {target} cannot be; rename them, or name the output "
+            f"{target}.parquet."
+        )
+    return {"id_dtype": choose_id_dtype(name, given.read_ids(slice(0, 0)), target)}
 
 
 def _count_copies(target: Location) -> WriteCopies:

@@ -14,6 +14,7 @@ from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
 from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns
+from dkfm.scoring.formats.id_array import DTYPES, IdArray
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.sources.file_names import FileStat, write_file_stats
@@ -22,6 +23,9 @@ from dkfm.storage.output_files import OutputLocation, output_at
 
 PARQUET = "parquet"
 """Value of the setting `form` for a folder of Parquet files."""
+
+ArrayLayout = tuple[tuple[int, ...], tuple[int, ...], str]
+"""Shape, shape of chunks and dtype of an array."""
 
 Label = str | int | float
 """Type of a class label."""
@@ -68,7 +72,28 @@ class Output:
         """Format of the chunks on disk."""
         if self.is_table:
             return ParquetChunks(self.location, self.columns, self.settings.get("id_column"))
-        return ZarrChunks(self.location, self.columns, self.chunk_rows)
+        return ZarrChunks(self.location, self.columns, self.chunk_rows, self.ids)
+
+    @property
+    def ids(self) -> IdArray | None:
+        """The array of ids of a Zarr output; None if it has none."""
+        name, dtype = self.settings.get("id_column"), self.settings.get("id_dtype")
+        return None if name is None or dtype is None else IdArray(name, dtype, self.chunk_rows)
+
+    @property
+    def array_layouts(self) -> dict[str, ArrayLayout]:
+        """Layout of each array of a Zarr output by its name; empty for a table."""
+        if self.is_table:
+            return {}
+        layouts: dict[str, ArrayLayout] = {
+            entry.output: ((self.rows, entry.width), (self.chunk_rows, entry.width), entry.dtype)
+            for entry in self.columns
+        }
+        return (
+            layouts
+            if self.ids is None
+            else layouts | {self.ids.name: ((self.rows,), (self.chunk_rows,), self.ids.dtype)}
+        )
 
     @property
     def is_table(self) -> bool:
@@ -126,13 +151,14 @@ def replace_description(output: Output) -> None:
 
 def _encode_description(output: Output) -> tuple[str, bytes]:
     """Return the name and the content of the file that describes an output."""
-    names = [] if output.is_table else sorted(columns.output for columns in output.columns)
-    own = {**describe_output(output), "kind": "scores", "version": zarr_schema.VERSIONS["scores"], "arrays": names}
+    names, version = sorted(output.array_layouts), zarr_schema.VERSIONS["scores"]
+    own = {**describe_output(output), "kind": "scores", "version": version, "arrays": names}
     if output.is_table:
         own["form"] = PARQUET
-    metadata: dict[str, object] = {"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}
+    attributes = {"dkfm": own} if output.ids is None else {"dkfm": own, "coordinates": output.ids.name}
+    metadata: dict[str, object] = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
     if not output.is_table:
-        arrays = {columns.output: json.loads(_encode_array_metadata(output, columns)) for columns in output.columns}
+        arrays = {name: json.loads(_encode_array(name, layout)) for name, layout in output.array_layouts.items()}
         metadata["consolidated_metadata"] = zarr_schema.consolidate(arrays)
     return zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json", json.dumps(metadata).encode()
 
@@ -143,19 +169,25 @@ def ensure_arrays(output: Output, location: OutputLocation) -> None:
     That is so after a kill. Other readers of Zarr need the metadata. The folders are made durable once, so that no
     chunk has to do it.
     """
-    for columns in [] if output.is_table else output.columns:
-        name = f"{columns.output}/zarr.json"
+    for array, layout in output.array_layouts.items():
+        name = f"{array}/zarr.json"
         exists = name in location.file_sizes([name])
-        if not exists or not _has_array(output, columns, location.read_array_info(columns.output)):
-            location.write_file(name, _encode_array_metadata(output, columns))
+        if not exists or _read_layout(location, array) != layout:
+            location.write_file(name, _encode_array(array, layout))
     for name in output.format.folder_names:
         location.make_folder(name)
 
 
-def _encode_array_metadata(output: Output, columns: OutputColumns) -> bytes:
-    """Return the metadata of the array of one head, whose dimensions are ``row`` and, for a head h, ``h_column``."""
-    shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
-    return zarr_store.encode_array_metadata(shape, chunks, columns.dtype, ("row", f"{columns.output}_column"))
+def _encode_array(name: str, layout: ArrayLayout) -> bytes:
+    """Return the metadata of an array, whose dimensions are ``row`` and, for a head h, ``h_column``."""
+    shape, chunks, dtype = layout
+    return zarr_store.encode_array_metadata(shape, chunks, dtype, ("row", f"{name}_column")[: len(shape)])
+
+
+def _read_layout(location: OutputLocation, name: str) -> ArrayLayout | None:
+    """Return the layout in the metadata of an array; in an unfinished output it may be an older one."""
+    info = location.read_array_info(name)
+    return None if info is None else (info.shape, info.chunks, info.dtype)
 
 
 def describe_output(output: Output) -> dict[str, object]:
@@ -209,19 +241,13 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
         output = _parse_attributes(root, own)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedStoreError(f"The attributes of {root} are not what dkfm writes ({error}).") from None
-    for columns in [] if output.is_table else output.columns:
-        info = location.read_array_info(columns.output)
-        if info is None:
+    for name, layout in output.array_layouts.items():
+        found = _read_layout(location, name)
+        if found is None:
             continue  # creation at a URL stopped after the claim; `ensure_arrays` completes it
-        if not _has_array(output, columns, info) and location.file_sizes([zarr_schema.MARKER]):
-            raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
+        if found != layout and location.file_sizes([zarr_schema.MARKER]):
+            raise DamagedStoreError(f"The array {name} of {root} is not what its attributes tell.")
     return output
-
-
-def _has_array(output: Output, columns: OutputColumns, info: zarr_schema.ArrayInfo | None) -> bool:
-    """Return whether the metadata of an array are those of an output; in an unfinished one they may be older."""
-    expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
-    return info is not None and (info.shape, info.chunks, info.dtype) == expected
 
 
 def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
@@ -235,7 +261,8 @@ def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
     dtypes, precision = {entry.dtype for entry in columns}, _require_text(own["dtype"])
     if precision not in ("float64", "float32") or not dtypes <= {precision, "int64"} or not dtypes or chunk_rows > rows:
         raise ValueError("a size or a type")
-    if len({entry.output for entry in columns}) != len(columns):
+    names = [entry.output for entry in columns]
+    if len(set(names)) != len(names) or settings.get("id_column") in names:
         raise ValueError("an output that stands twice")
     if (settings.get("form") == PARQUET) != (own.get("form") == PARQUET):
         raise ValueError("its form")
@@ -255,6 +282,10 @@ def _require_settings(settings: Mapping[str, str | None]) -> None:
         raise ValueError("the columns of its input")
     if settings.get("on_invalid") not in ("raise", "nan") or settings.get("form") not in (None, PARQUET):
         raise ValueError("a setting")
+    if settings.get("form") is None and settings.get("id_column") is not None:
+        _require_name(settings["id_column"])
+        if settings.get("id_dtype") not in DTYPES:
+            raise ValueError("the type of its ids")
 
 
 def _require_text(value: object) -> str:
@@ -277,9 +308,14 @@ def _require_label(value: object) -> Label:
 
 def _require_name(value: object) -> str:
     name = _require_text(value)
-    if not name.isidentifier() or len(name) > _MAX_NAME_LENGTH:
+    if not is_array_name(name):
         raise ValueError("the name of an output")
     return name
+
+
+def is_array_name(name: str) -> bool:
+    """Return whether an array of an output may have a name."""
+    return name.isidentifier() and len(name) <= _MAX_NAME_LENGTH and not name.startswith("_")
 
 
 def _require_count(value: object) -> int:

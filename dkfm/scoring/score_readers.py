@@ -241,14 +241,25 @@ _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]
 
 
 def _make_zarr_block_reader(output: Output, receipts: ReceiptTable, name: str | None) -> Callable[[Receipt], _Block]:
-    """Return a function that reads the chunk of a receipt from a Zarr store: its scores, and its row numbers."""
+    """Return a function that reads the chunk of a receipt from a Zarr store: its scores, and its row numbers or ids."""
     chunks = _make_scores_array(output, receipts, name)
 
     def read(receipt: Receipt) -> _Block:
         rows = output.chunk_slice(receipt.chunk)
-        return chunks[rows, :], np.arange(rows.start, rows.stop)
+        numbers = np.arange(rows.start, rows.stop) if output.ids is None else _read_ids(output, receipt)
+        return chunks[rows, :], numbers
 
     return read
+
+
+def _read_ids(output: Output, receipt: Receipt) -> npt.NDArray[np.generic]:
+    """Return the ids of a chunk of a Zarr store."""
+    chunk_format = output.format
+    assert isinstance(chunk_format, ZarrChunks)  # noqa: S101  # for the type checker
+    ids = chunk_format.read_ids(output.chunk(receipt.chunk), receipt.crc32c[-1], receipt.bytes)
+    if ids is None:
+        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written.")
+    return ids
 
 
 def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[Receipt], _Block]:

@@ -1,4 +1,4 @@
-"""Check parts of the metadata of an array: lengths and names of its axes, chunk keys, and codecs.
+"""Check parts of the metadata of an array: lengths, sizes and names of its axes, chunk keys, and codecs.
 
 Only some codecs may be used to decode the chunks of a source.
 """
@@ -7,13 +7,24 @@ import re
 from collections.abc import Mapping
 from math import prod
 
-_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
+from dkfm.core.chunking import count_tiles
+
+_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed", "vlen-utf8"}
 _CODEC_ORDER = re.compile(r"(transpose )*bytes (crc32c )*((zstd|blosc|gzip) )?(crc32c )*")
 _MAX_CODECS = 8
 """Longest chain of codecs; no real array has more."""
 
 _MAX_INNER_CHUNKS = 2**18
 """Most inner chunks of a shard: its index, 16 bytes for each, is read at once."""
+
+_MAX_SOURCE_BYTES = 2**50
+"""Largest array of a user's input, in bytes."""
+
+_MAX_CHUNK_BYTES = 2**33
+"""Largest chunk, and largest row, of a user's input, in bytes."""
+
+_MAX_ROW_CHUNKS = 2**14
+"""Most chunks that contain a part of one row of a user's input."""
 
 CRC_BYTES = 4
 """Bytes of the checksum that the crc32c codec appends to a chunk."""
@@ -24,6 +35,23 @@ def parse_axis_lengths(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, list) or not 0 < len(value) <= 4:
         return None
     return tuple(value) if all(type(v) is int and 0 <= v < 2**48 for v in value) else None
+
+
+def find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> str | None:
+    """Return which part of a user's input exceeds a limit, with both numbers; None if none does."""
+    row_chunks = prod(count_tiles(length, chunk) for length, chunk in zip(shape[1:], chunks[1:], strict=True))
+    for what, size, limit in (
+        ("it has", itemsize * prod(shape), _MAX_SOURCE_BYTES),
+        ("one chunk of it has", itemsize * prod(chunks), _MAX_CHUNK_BYTES),
+        ("one row of it has", 8 * prod(shape[1:]), _MAX_CHUNK_BYTES),
+    ):
+        if size > limit:
+            return f"{what} {size} bytes, and at most {limit} are read"
+    return (
+        None
+        if row_chunks <= _MAX_ROW_CHUNKS
+        else f"one row of it lies in {row_chunks} chunks, and at most {_MAX_ROW_CHUNKS} are read"
+    )
 
 
 def is_supported(codecs: object, chunks: tuple[int, ...]) -> bool:

@@ -137,7 +137,7 @@ class LocalOutput:
 
     def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array."""
-        return zarr_schema.read_array_info(self.root / name)
+        return zarr_schema.read_array_info(self.root / name, text=True)
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -258,7 +258,7 @@ class RemoteOutput:
         if self.root.size(key) is None:
             return None
         metadata = json_reading.parse_json(self.root.read(key, 0, json_reading.MAX_JSON + 1), f"{self.root}/{key}")
-        return zarr_schema.parse_array_info(metadata, f"{self.root}/{name}")
+        return zarr_schema.parse_array_info(metadata, f"{self.root}/{name}", text=True)
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""

@@ -26,14 +26,6 @@ MARKER = "_COMPLETE"
 """Name of the marker file, which is written last: a store without it is not complete."""
 
 _MAX_MARKER_BYTES = 2**26
-_MAX_SOURCE_BYTES = 2**50
-"""Largest array of a user's input, in bytes."""
-
-_MAX_CHUNK_BYTES = 2**33
-"""Largest chunk, and largest row, of a user's input, in bytes."""
-
-_MAX_ROW_CHUNKS = 2**14
-"""Most chunks that contain a part of one row of a user's input."""
 
 JOURNAL = "_journal"
 """Folder of the receipts of an unfinished output."""
@@ -42,8 +34,11 @@ TABLE_ATTRIBUTES = "_dkfm.json"
 """File of dkfm's attributes in a Parquet output; Parquet readers ignore names that begin with an underscore."""
 
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
+TEXT_CODECS: list[tuple[str, dict[str, str]]] = [("vlen-utf8", {}), ("crc32c", {})]
+"""Codecs of an array of text: the ids of an output."""
+
 _ITEMSIZES = {"float64": 8, "float32": 4, "int64": 8}
-_FILL_VALUES: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1}
+_FILL_VALUES: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1, "string": ""}
 """Fill values: no valid value of dkfm equals one, so that a lost chunk never reads as data."""
 
 _SOURCE_ITEMSIZES = {
@@ -252,27 +247,29 @@ def _is_own_consolidation(consolidated: object, own: Mapping[str, object]) -> bo
     if own["kind"] != "scores" or not isinstance(arrays, Mapping):
         return consolidated is None
     known = consolidated == consolidate(arrays) and sorted(arrays) == own.get("arrays")
-    return known and all(isinstance(array, dict) and parse_array_info(array, name) for name, array in arrays.items())
+    return known and all(
+        isinstance(array, dict) and parse_array_info(array, name, text=True) for name, array in arrays.items()
+    )
 
 
-def read_array_info(path: Path, *, source: bool = False) -> ArrayInfo:
+def read_array_info(path: Path, *, text: bool = False) -> ArrayInfo:
     """Return shape, chunk shape and dtype of an array, after all of its metadata were checked.
 
     Parameters
     ----------
     path : Path
         Folder of the array.
-    source : bool
-        Whether it is a user's input, for which compressed chunks and more dtypes are accepted.
+    text : bool
+        Whether an array of text is accepted.
 
     Raises
     ------
     UnsupportedStoreError
         A part of the metadata is not one that dkfm accepts.
     """
-    if not source and (_is_link(path) or _is_link(path / "zarr.json")):
+    if _is_link(path) or _is_link(path / "zarr.json"):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
-    return parse_array_info(json_reading.read_json(path / "zarr.json"), path, source=source)
+    return parse_array_info(json_reading.read_json(path / "zarr.json"), path, text=text)
 
 
 def read_source_metadata(path: Path) -> tuple[dict[str, object], ArrayInfo]:
@@ -282,52 +279,42 @@ def read_source_metadata(path: Path) -> tuple[dict[str, object], ArrayInfo]:
     return metadata, parse_array_info(metadata, path, source=True)
 
 
-def parse_array_info(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
-    """Return shape, chunk shape and dtype in metadata, checked as in `read_array_info`; `path` is for messages."""
+def parse_array_info(
+    metadata: dict[str, object], path: object, *, source: bool = False, text: bool = False
+) -> ArrayInfo:
+    """Return shape, chunk shape and dtype in metadata, checked as in `read_array_info`; `path` is for messages.
+
+    Of a user's input, a `source`, compressed chunks and more dtypes are accepted.
+    """
     shape, chunks = (
         parse_axis_lengths(metadata.get("shape")),
         parse_axis_lengths(_get_configuration(metadata, "chunk_grid", "chunk_shape")),
     )
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
+    is_text = text and dtype == "string"
     fault, codecs = None, codec_checks.configured_codecs(metadata)
-    if type(metadata.get("zarr_format")) is not int or (metadata["zarr_format"], metadata.get("node_type")) != (
-        3,
-        "array",
-    ):
+    own_codecs = TEXT_CODECS if is_text else _OWN_CODECS
+    kind = metadata.get("zarr_format"), metadata.get("node_type")
+    if type(kind[0]) is not int or kind != (3, "array"):
         fault = "it is not a Zarr version 3 array"
-    elif not isinstance(dtype, str) or dtype not in known:
+    elif not is_text and (not isinstance(dtype, str) or dtype not in known):
         fault = f"its data type is {dtype!r:.100}"
     elif shape is None or chunks is None or len(shape) != len(chunks) or 0 in chunks:
         fault = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers") not in (None, []):
         fault = "it has storage transformers"
-    elif not (codec_checks.is_supported(metadata.get("codecs"), chunks) if source else codecs == _OWN_CODECS):
+    elif not (codec_checks.is_supported(metadata.get("codecs"), chunks) if source else codecs == own_codecs):
         fault = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
-        fault = _find_size_fault(shape, chunks, known[dtype]) or codec_checks.find_chunk_key_fault(metadata)
+        fault = codec_checks.find_size_fault(shape, chunks, known[str(dtype)]) or codec_checks.find_chunk_key_fault(
+            metadata
+        )
     elif not _is_own_layout(metadata, shape, chunks):
         fault = "its fill value, chunks or chunk keys are not those that dkfm writes"
     if fault is not None:
         raise UnsupportedStoreError(f"The array {path} is refused: {fault}.")
     assert shape is not None and chunks is not None  # noqa: S101, PT018  # checked above; this tells the type checker
     return ArrayInfo(shape, chunks, str(dtype), _trailer_bytes(metadata))
-
-
-def _find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> str | None:
-    """Return which part of a user's input exceeds a limit, with both numbers; None if none does."""
-    row_chunks = prod(count_tiles(length, chunk) for length, chunk in zip(shape[1:], chunks[1:], strict=True))
-    for what, size, limit in (
-        ("it has", itemsize * prod(shape), _MAX_SOURCE_BYTES),
-        ("one chunk of it has", itemsize * prod(chunks), _MAX_CHUNK_BYTES),
-        ("one row of it has", 8 * prod(shape[1:]), _MAX_CHUNK_BYTES),
-    ):
-        if size > limit:
-            return f"{what} {size} bytes, and at most {limit} are read"
-    return (
-        None
-        if row_chunks <= _MAX_ROW_CHUNKS
-        else f"one row of it lies in {row_chunks} chunks, and at most {_MAX_ROW_CHUNKS} are read"
-    )
 
 
 def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:

@@ -224,14 +224,22 @@ def add_array(
 def encode_array_metadata(
     shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, dimension_names: tuple[str, ...]
 ) -> bytes:
-    """Return the content of ``zarr.json`` for an array of `add_array`."""
+    """Return the content of ``zarr.json`` for an array of `add_array`, or of text, whose dtype is "string"."""
     memory: dict[str, Buffer] = {}
-    add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype, dimension_names)
-    return memory["array/zarr.json"].to_bytes()
+    group, stored = zarr.create_group(MemoryStore(memory), zarr_format=3), "int64" if dtype == "string" else dtype
+    add_array(group, "array", shape, chunks, stored, dimension_names)
+    metadata = memory["array/zarr.json"].to_bytes()
+    if dtype != "string":
+        return metadata
+    codecs = [{"name": name, "configuration": settings} for name, settings in zarr_schema.TEXT_CODECS]
+    text = {"data_type": dtype, "fill_value": fill_value(dtype), "codecs": codecs}
+    return json.dumps(json.loads(metadata) | text).encode()
 
 
-def fill_value(dtype: str) -> float:
-    """Return the fill value of an array of `add_array`: NaN, or -1 for integers."""
+def fill_value(dtype: str) -> float | str:
+    """Return the fill value of an array of dkfm's: NaN, -1 for integers, or no text."""
+    if dtype == "string":
+        return ""
     return -1 if dtype == "int64" else np.nan
 
 

@@ -42,6 +42,9 @@ class GrowingFolder:
         expected = self.pca.transform(pa.table(dict(zip(NAMES, self.rows.T, strict=True))))
         if output.endswith(".parquet") and "id" in scores:
             assert scores.pop("id").tolist() == [f"row {n}" for n in range(len(self.rows))]
+        if not output.endswith(".parquet") and (self.root / output / "id").exists():
+            ids = np.concatenate([ids for _, ids in dkfm.iter_scores(self.root / output)])
+            assert ids.tolist() == [f"row {n}" for n in range(len(self.rows))]
         np.testing.assert_allclose(np.asarray(scores), expected, rtol=1e-10, atol=1e-12)
         found = dkfm.verify_scores(self.root / output, self.root / "in")
         assert (found.rows, found.sampled) == (len(self.rows), len(self.rows))

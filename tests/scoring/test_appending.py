@@ -40,13 +40,12 @@ stages = st.lists(
 def test_any_growth_gives_the_rows_in_the_order_in_which_they_came(grown, output, chunk_rows):
     with tempfile.TemporaryDirectory() as root:
         folder, seen, before = GrowingFolder(root), set(), 0
-        ids = {"id_column": "id"} if output == "out.parquet" else {}
         for files in grown:
             folder.add(**{name: rows for name, rows in files.items() if name not in seen})
             seen |= set(files)
             if not seen:
                 continue
-            report = folder.score(output, chunk_rows=chunk_rows, **ids)
+            report = folder.score(output, chunk_rows=chunk_rows, id_column="id")
             rows = len(folder.rows)
             kept = before // chunk_rows * chunk_rows if rows > before else rows
             if before >= chunk_rows or rows == before:  # a chunk of fewer rows is scored again in a larger one
@@ -55,7 +54,7 @@ def test_any_growth_gives_the_rows_in_the_order_in_which_they_came(grown, output
             before = rows
             folder.check(output)
             parquet._cached_footers.remove()
-            assert folder.score(output, chunk_rows=None, append=False, **ids).scored_chunks == 0
+            assert folder.score(output, chunk_rows=None, append=False, id_column="id").scored_chunks == 0
 
 
 def test_files_that_sort_before_others_come_after_them(folder):

@@ -93,7 +93,7 @@ def test_what_a_chunk_file_ends_with_is_in_its_metadata(tmp_path, rng):
     values = rng.normal(size=(5, 3))
     for name, compressors, trailer in (("a", None, 0), ("b", [Crc32cCodec()], 4), ("c", [ZstdCodec()], None)):
         stored(tmp_path / name, values, (5, 3), compressors=compressors)
-        assert zarr_schema.read_array_info(tmp_path / name, source=True).checksum_bytes == trailer
+        assert zarr_schema.read_source_metadata(tmp_path / name)[1].checksum_bytes == trailer
 
 
 def test_a_chunk_longer_than_the_array_gives_no_more_than_its_rows(tmp_path, rng):

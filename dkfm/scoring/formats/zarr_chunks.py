@@ -1,4 +1,4 @@
-"""Write chunks of scores as files of Zarr arrays, one file for each output."""
+"""Write chunks of scores as files of Zarr arrays, one file for each output, and one for the ids of the rows."""
 
 import os
 from contextlib import ExitStack
@@ -20,6 +20,7 @@ from dkfm.scoring.formats.chunk_writing import (
     ReadBackWriter,
     invalid_rows,
 )
+from dkfm.scoring.formats.id_array import IdArray
 from dkfm.storage import zarr_store
 from dkfm.storage.codec_checks import CRC_BYTES
 from dkfm.storage.output_files import OutputLocation
@@ -29,33 +30,44 @@ from dkfm.storage.output_files import OutputLocation
 class ZarrChunks:
     """Chunks of a Zarr group: each output is an array, and each of its chunks a file that ends with a checksum.
 
-    Receipts have the checksum of the values alone. A checksum over values and their own checksum would be constant.
+    Receipts have the checksum of the values alone. A checksum over values and their own checksum would be constant. The
+    ids, if there are any, are the last array.
     """
 
     output_location: OutputLocation
     columns: tuple[OutputColumns, ...]
     chunk_rows: int
+    ids: IdArray | None = None
 
     def file_names(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
-        return [f"{folder}/{number}/0" for folder in self.folder_names]
+        scores = [f"{columns.output}/c/{number}/0" for columns in self.columns]
+        return scores if self.ids is None else [*scores, self.ids.file_name(number)]
 
     @property
     def folder_names(self) -> list[str]:
-        """Names of the folders of all chunks, one for each output, which are made before the first chunk."""
-        return [f"{columns.output}/c" for columns in self.columns]
+        """Names of the folders of all chunks, one for each array, which are made before the first chunk."""
+        return [f"{name}/c" for name in self.array_names]
+
+    @property
+    def array_names(self) -> list[str]:
+        """Names of the arrays, in the order of the files of a chunk."""
+        scores = [columns.output for columns in self.columns]
+        return scores if self.ids is None else [*scores, self.ids.name]
 
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
-        files: list[ChunkFile] = []
-        names = self.file_names(chunk.number)
-        for columns, folder, name in zip(self.columns, self.folder_names, names, strict=True):
-            new = stack.enter_context(self.output_location.create_file(name, folder))
-            files.append(_ZarrChunkFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
-        return files
+        names = zip(self.file_names(chunk.number), self.folder_names, strict=True)
+        writers = [ReadBackWriter(stack.enter_context(self.output_location.create_file(*name))) for name in names]
+        files: list[ChunkFile] = [
+            _ZarrChunkFile(columns, self.chunk_rows, chunk, writers[i]) for i, columns in enumerate(self.columns)
+        ]
+        return files if self.ids is None else [*files, self.ids.create_file(chunk, writers[-1])]
 
     def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read a file of a chunk; return its summary, or None if its size or checksum is wrong."""
+        if self.ids is not None and file_number == len(self.columns):
+            return self.ids.summarize_file(chunk, stream)
         width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
         row = width * dtype.itemsize
         if stream.seek(0, os.SEEK_END) != self.chunk_rows * row + CRC_BYTES:
@@ -88,6 +100,23 @@ class ZarrChunks:
             return None
         values: npt.NDArray[np.generic] = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
         return values
+
+    def read_ids(self, chunk: Chunk, crc32c: int, chunk_bytes: int) -> npt.NDArray[np.generic] | None:
+        """Read the ids (n,) of a chunk, whose files have `chunk_bytes` in all; return None if they are damaged."""
+        assert self.ids is not None  # noqa: S101  # for the type checker
+        size = chunk_bytes - sum(
+            self.chunk_rows * columns.width * np.dtype(columns.dtype).itemsize + CRC_BYTES for columns in self.columns
+        )
+        opened = self.output_location.open_for_reading(self.ids.file_name(chunk.number), max(0, size))
+        if opened is None:
+            return None
+        with opened:
+            raw = opened.read(max(0, size) + 1)
+        data, trailer = raw[:-CRC_BYTES], raw[-CRC_BYTES:]
+        if len(raw) != size or trailer != self.trailer_bytes(crc32c) or google_crc32c.value(data) != crc32c:
+            return None
+        ids = self.ids.decode(data)
+        return None if ids is None else ids[: chunk.rows]
 
     def trailer_bytes(self, crc32c: int) -> bytes:
         """Return the last bytes of a file, which are the checksum."""
