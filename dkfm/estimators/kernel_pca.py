@@ -58,8 +58,8 @@ class KernelPCA(InverseTransformMixin):
     eigen_solver : {"auto", "dense", "arpack", "randomized"}, default="auto"
         "dense" computes all eigenvectors, "arpack" the leading ones by block Lanczos, unless they are many.
         "randomized" is Lanczos that stops after `iterated_power` products beyond the first, converged or not. "auto" is
-        Lanczos for N >= 1,000 and at most N / 20 components, or if memory is too small for all eigenvectors. Lanczos
-        leaves the Gram matrix in its store if memory is too small for that as well.
+        Lanczos for N >= 1,000 and at most N / 20 components, or if memory is too small for all eigenvectors. Its Gram
+        matrix is in memory, in a store, or computed anew for each product, whichever is predicted to be the fastest.
     tol : float, default=0
         Convergence tolerance of Lanczos: largest residual, relative to its eigenvalue. 0 is the limit set by rounding.
     max_iter : int, default=None
