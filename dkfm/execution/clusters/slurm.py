@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,9 +162,10 @@ def _close(cluster: "SpecCluster") -> None:
     interruption: BaseException | None = None
     # In another thread: an interruption in this one would leave the cancellation unfinished.
     with ThreadPoolExecutor(1, thread_name_prefix="dkfm-slurm") as pool:
-        closing = pool.submit(cluster.close)
+        closing: Future[None] | None = None
         for _ in range(_MAX_INTERRUPTIONS):
             try:
+                closing = closing or pool.submit(cluster.close)  # a second time does nothing
                 closing.result()
                 break
             except (KeyboardInterrupt, SystemExit) as error:
