@@ -31,7 +31,7 @@ from dkfm.numerics.model import Model
 from dkfm.scoring import appending, output_store, planning
 from dkfm.scoring.appending import InputFiles, may_enlarge_chunks
 from dkfm.scoring.formats.chunk_writing import OutputColumns
-from dkfm.scoring.formats.id_array import choose_id_dtype
+from dkfm.scoring.formats.id_array import choose_id_dtype, write_parquet_instead
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan, WriteCopies
@@ -268,7 +268,7 @@ def _build_output(
     columns = tuple(
         OutputColumns(name, heads[name].width, prefixes[name], heads[name].output_dtype.name) for name in names
     )
-    if request.id_column in [name for entry in columns for name in entry.names]:
+    if is_table and request.id_column in [name for entry in columns for name in entry.names]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as a column of the scores is; rename it.")
     return Output(
         root=target,
@@ -296,12 +296,16 @@ def _describe_ids(
     """Return the setting of a Zarr output with the data type of its ids; nothing if there are none."""
     if name is None or not isinstance(given, HasIds):
         return {}
-    taken = {taken for entry in columns for taken in (entry.output, f"{entry.output}_column")}
-    if name in taken or not output_store.is_array_name(name):
+    taken = {taken.casefold() for entry in columns for taken in (entry.output, f"{entry.output}_column")}
+    instead = write_parquet_instead(target)
+    if name.casefold() in taken or not output_store.is_array_name(name):
+        # A folder has the name, and some file systems tell no capitals from small letters.
+        reason = "is the name of its scores" if name.casefold() in taken else "is no word of letters, digits and _"
         raise InvalidInputError(
-            f"The ids are called {name!r}, as an array of {target} cannot be; rename them, or name the output "
-            f"{target}.parquet."
+            f"A Zarr output cannot keep ids as {name!r}, which {reason}; rename them, or {instead}."
         )
+    if (file := given.find_missing_ids()) is not None:
+        raise InvalidInputError(f"Rows of {file} have no {name!r}; give each row an id, or {instead}.")
     return {"id_dtype": choose_id_dtype(name, given.read_ids(slice(0, 0)), target)}
 
 

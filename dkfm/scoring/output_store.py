@@ -14,7 +14,7 @@ from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
 from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns
-from dkfm.scoring.formats.id_array import DTYPES, IdArray
+from dkfm.scoring.formats.id_array import DTYPES, MAX_TEXT_ROWS, IdArray
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.sources.file_names import FileStat, write_file_stats
@@ -31,7 +31,7 @@ Label = str | int | float
 """Type of a class label."""
 
 _MAX_NAME_LENGTH = 100
-"""Longest name of an output, in characters."""
+"""Longest name of an array, in bytes."""
 
 _MAX_LABEL = 2**64
 """Integer labels are smaller than this."""
@@ -125,9 +125,17 @@ class Output:
         if self.columns != other.columns:
             was, now = (", ".join(columns.output for columns in output.columns) for output in (self, other))
             return f"the output is {now} and was {was}"
-        changed = [key for key in other.settings if other.settings[key] != self.settings.get(key)]
+        return self._describe_other_setting(other.settings)
+
+    def _describe_other_setting(self, others: Mapping[str, str | None]) -> str | None:
+        """Return, in words, the first setting that differs from those of another output; None if none does."""
+        changed = [key for key in others if others[key] != self.settings.get(key)]
+        if "id_column" in changed:
+            was, now = self.settings.get("id_column"), others["id_column"]
+            given = "no id_column (--id-column) is given" if now is None else f"id_column (--id-column) is {now!r}"
+            return f"{given}, and {'none was' if was is None else f'{was!r} was given'} then"
         if changed:
-            return f"{changed[0]} is {other.settings[changed[0]]!r} and was {self.settings.get(changed[0])!r}"
+            return f"{changed[0]} is {others[changed[0]]!r} and was {self.settings.get(changed[0])!r}"
         return None
 
 
@@ -261,6 +269,8 @@ def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
     dtypes, precision = {entry.dtype for entry in columns}, _require_text(own["dtype"])
     if precision not in ("float64", "float32") or not dtypes <= {precision, "int64"} or not dtypes or chunk_rows > rows:
         raise ValueError("a size or a type")
+    if settings.get("id_dtype") == "string" and chunk_rows > MAX_TEXT_ROWS:
+        raise ValueError("a size")
     names = [entry.output for entry in columns]
     if len(set(names)) != len(names) or settings.get("id_column") in names:
         raise ValueError("an output that stands twice")
@@ -315,7 +325,7 @@ def _require_name(value: object) -> str:
 
 def is_array_name(name: str) -> bool:
     """Return whether an array of an output may have a name."""
-    return name.isidentifier() and len(name) <= _MAX_NAME_LENGTH and not name.startswith("_")
+    return name.isidentifier() and len(name.encode()) <= _MAX_NAME_LENGTH and not name.startswith("_")
 
 
 def _require_count(value: object) -> int:

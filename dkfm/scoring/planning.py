@@ -139,7 +139,7 @@ class Plan:
         lines = {
             "rows": f"{self.rows:,} of {self.columns:,} columns, to {self.width:,} columns of scores",
             "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
-            "output": f"{size(self.output_bytes)}, {size(self.chunk_bytes)} a chunk",
+            "output": f"{size(self.output_bytes)} of scores, {size(self.chunk_bytes)} a chunk",
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
             "task": f"{size(self.task_bytes)} of memory, where a worker has {size(self.have_bytes)} for each",
             "model": f"{size(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),

@@ -92,8 +92,8 @@ def batch_score(
     columns : sequence of str, optional
         Names of the columns of a table; by default those of the fit, or all columns if the fit had no names.
     id_column : str, optional
-        Column of a table that identifies its rows. It becomes the first column of a Parquet output, and in a Zarr output
-        an array of its name, which must be integers or text without nulls.
+        Column of a table that identifies its rows. It becomes the first column of a Parquet output, and an array of its
+        name in a Zarr output, which keeps integers and text without nulls.
     stall_timeout : float
         Seconds without a finished task after which the job ends with an error.
     overwrite : bool

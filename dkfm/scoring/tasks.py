@@ -22,6 +22,7 @@ from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_writing import Piece, combine_summaries, write_chunk_files
+from dkfm.scoring.formats.id_array import convert_ids, write_parquet_instead
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.sources.base import Source
@@ -44,6 +45,9 @@ class HasIds(Protocol):
 
     def read_ids(self, rows: slice) -> "pa.Array":
         """Return the ids of a slice of rows."""
+
+    def find_missing_ids(self) -> str | None:
+        """Return the name of a file that says of itself that rows have no ids; None if none does."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,17 @@ def _score_pieces(work: SharedTaskArguments, scorer: Scorer, parts: list[slice])
 
 def _read_rows_and_ids(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, pa.Array | None]":
     """Return some rows, and their ids if the output has an id column."""
-    source, id_column = work.source, work.output.settings.get("id_column")
-    return source.read(rows), source.read_ids(rows) if id_column and isinstance(source, HasIds) else None
+    source, array = work.source, work.output.ids
+    if not work.output.settings.get("id_column") or not isinstance(source, HasIds):
+        return source.read(rows), None
+    ids = source.read_ids(rows)
+    if array is not None:
+        ids, fault = convert_ids(ids, array)
+        if fault is not None:
+            file, row = source.locate_row(rows.start + fault[0])
+            instead = write_parquet_instead(work.output.root)
+            raise InvalidInputError(f"Row {row} of {file} {fault[1]}; give each row an id, or {instead}.")
+    return source.read(rows), ids
 
 
 def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:

@@ -60,8 +60,7 @@ class BlockRows(DenseRows):
 
     def stamp(self) -> str:
         """Return the digest of all values; raise an InvalidInputError where the folder is not seen."""
-        first = int(np.searchsorted(self.first_rows, 0, side="right")) - 1
-        if not (cast("Path", self.location) / block_name(first)).is_file():
+        if not (cast("Path", self.location) / block_name(self._first_block)).is_file():
             raise InvalidInputError(f"There is no {self.location}, where the rows of {self.name} are.")
         return self.content
 
@@ -81,6 +80,11 @@ class BlockRows(DenseRows):
         ]
         values = parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, self.shape[1]), np.float32), *parts])
         return values if self.keep_float32 else values.astype(np.float64, copy=False)
+
+    @property
+    def _first_block(self) -> int:
+        """Number of the first block that has rows."""
+        return int(np.searchsorted(self.first_rows, 0, side="right")) - 1
 
     def _split(self, rows: slice) -> list[tuple[int, slice]]:
         """Return the blocks that contain some rows, each with its part of them as a slice."""
@@ -109,10 +113,13 @@ class FrameBlockRows(BlockRows):
         if self.id_column is None:
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         parts = []
-        for number, part in self._split(rows):
+        for number, part in self._split(rows) or [(self._first_block, slice(0))]:  # no ids have a type too
             with open_plain(cast("Path", self.location) / _ids_name(number)) as file:
                 parts.append(pa.ipc.open_stream(file).read_all().column(0).combine_chunks()[part])
-        return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
+        return pa.concat_arrays(parts)
+
+    def find_missing_ids(self) -> None:
+        """Return None: tasks find them."""
 
 
 def write_block(

@@ -99,6 +99,10 @@ class FrameSource(MemorySource):
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         return self.ids[rows]
 
+    def find_missing_ids(self) -> str | None:
+        """Return the name of the data frame if a row has no id."""
+        return self.name if self.ids is not None and self.ids.null_count else None
+
     def write_parquet(self, path: Path) -> None:
         """Write the columns and the ids to a Parquet file."""
         import pyarrow as pa
@@ -169,7 +173,7 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
     try:
         import pyarrow as pa
 
-        from dkfm.sources.parquet_footers import require_ids
+        from dkfm.sources.parquet_footers import decode_ids, require_ids
     except ImportError as error:
         raise MissingExtraError("Ids need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
     chosen = select_columns(frame, [column])
@@ -181,8 +185,9 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
     except (pa.ArrowException, TypeError, ValueError) as error:
         cause = extract_reason(error)
         raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {cause}.") from None
-    require_ids(table.schema, table.schema, column, name)
-    return pa.concat_arrays(table.column(column).chunks) if table.num_rows else pa.array([], table.schema.types[0])
+    dtype = require_ids(table.schema, table.schema, column, name)
+    parts = [decode_ids(part) for part in table.column(column).chunks]
+    return pa.concat_arrays(parts) if table.num_rows else pa.array([], dtype)
 
 
 def _checksum_values(values: npt.NDArray[np.generic]) -> int:

@@ -24,7 +24,7 @@ from dkfm.sources import chunk_cache, parquet_footers
 from dkfm.sources.base import DenseRows
 from dkfm.sources.file_names import StoredNames
 from dkfm.sources.parquet_file_list import TableFiles
-from dkfm.sources.parquet_footers import Footers, compute, pa, pq
+from dkfm.sources.parquet_footers import Footers, compute, pa, pq, types
 
 _BATCH_VALUES = 2**22
 """Values of a batch that Arrow decodes at a time."""
@@ -199,9 +199,13 @@ class ParquetSource(DenseRows):
                         f"The ids {self.id_column!r} of {table.group_file(group)} are longer than texts that name a "
                         f"row: those of rows {start} to {stop} have more than {_ID_BYTES} bytes each; choose others."
                     )
-                parts.append((ids.dictionary_decode() if _is_dictionary(ids) else ids).cast(table.id_type))
+                parts.append(parquet_footers.decode_ids(ids).cast(table.id_type))
             table.group_file(group).require_same()  # if the loop ends early, the check after the last batch is skipped
         return pa.concat_arrays(parts) if parts else pa.array([], table.id_type)
+
+    def find_missing_ids(self) -> str | None:
+        """Return the name of the first file whose footer, or name of a partition, says that rows have no ids."""
+        return self._footers.missing_ids
 
     @property
     def _footers(self) -> Footers:
@@ -311,14 +315,12 @@ def _has_variable_length(dtype: "pa.DataType | None") -> bool:
     return dtype is not None and any(is_type(dtype) for is_type in parquet_footers.TEXT_PREDICATES)
 
 
-def _is_dictionary(ids: "pa.Array") -> bool:
-    return isinstance(ids.type, pa.DictionaryType)
-
-
 def _decoded_id_bytes(ids: "pa.Array") -> int:
     """Return the bytes of ids after dictionary decoding."""
-    if not _is_dictionary(ids):
+    if not types.is_dictionary(ids.type):
         return int(ids.nbytes)
+    if not _has_variable_length(ids.type.value_type):
+        return int(parquet_footers.decode_ids(ids).nbytes)
     lengths = np.asarray(compute.binary_length(ids.dictionary).fill_null(0), np.int64)
     return int(lengths[np.asarray(ids.indices.drop_null(), np.intp)].sum())
 

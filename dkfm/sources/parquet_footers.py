@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.frames import format_names, require_unique_names
-from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason
+from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason, find_similar_names
 from dkfm.files.local import BoundedReader
 from dkfm.files.location import Location, open_unbuffered
 from dkfm.sources.parquet_file_list import TableFile, TableFiles, find_partition_value
@@ -27,7 +28,8 @@ except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
 # Listed, because `parquet` imports pyarrow from here.
-__all__ = ["Footers", "compute", "open_parquet", "pa", "pq", "read_footers", "require_ids", "sum_declared_bytes"]
+__all__ = ["Footers", "compute", "decode_ids", "open_parquet", "pa", "pq", "read_footers", "require_ids"]
+__all__ += ["sum_declared_bytes", "types"]
 
 TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Predicates for the types of columns whose values may have any length."""
@@ -75,6 +77,8 @@ class Footers:
         Ids of all rows of each file, if the ids are the values of a partition; None if they are a column of the files.
     footer_bytes : int
         Memory of the footers that a process caches, in bytes.
+    missing_ids : str or None
+        Name of the first file whose footer, or partition, says that rows have no ids.
     """
 
     files: tuple[TableFile, ...]
@@ -87,6 +91,7 @@ class Footers:
     id_type: "pa.DataType | None"
     partition_ids: tuple[str | None, ...] | None
     footer_bytes: int
+    missing_ids: str | None = None
 
     def find_group(self, row: int) -> int:
         """Return the index of the row group that contains a row."""
@@ -185,7 +190,7 @@ def read_footers(
     stamp, files = table.list_with_stamp()
     if expected_stamp not in (None, stamp):
         raise InvalidInputError(f"{table} changed since it was opened; open it again.")
-    first, *_ = _read_schema_and_group_rows(files[0])
+    first = _read_footer(files[0], None).schema
     partition_ids = _find_partition_ids(files, first, id_column)
     file_id_column = id_column if partition_ids is None else None
     if requested is None:
@@ -197,12 +202,14 @@ def read_footers(
     counts: list[int] = []
     file_indices: list[int] = []
     group_indices: list[int] = []
+    without_ids = [str(file) for file, value in zip(files, partition_ids or (), strict=False) if value is None]
     all_float32, largest = True, 0
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
         # Threads only wait for each other where files are on disk.
-        footers = (pool.map if files[0].is_remote else map)(_read_schema_and_group_rows, files)
-        for file_index, (file, (schema, rows, size)) in enumerate(zip(files, footers, strict=True)):
+        footers = (pool.map if files[0].is_remote else map)(partial(_read_footer, id_column=file_id_column), files)
+        for file_index, (file, (schema, rows, size, has_null_ids)) in enumerate(zip(files, footers, strict=True)):
             largest = max(largest, size)
+            without_ids += [str(file)] * has_null_ids
             if file_index == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
                 require_ids(schema, first, file_id_column, file.location)
@@ -217,10 +224,11 @@ def read_footers(
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
     places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
     indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)
-    id_type = pa.string() if partition_ids else None if id_column is None else first.field(id_column).type
+    id_type = pa.string() if partition_ids else None if id_column is None else _id_type(first, id_column)
     footer_bytes = _FOOTER_COPIES * largest * min(_CACHED_FOOTERS, len(files))
     return stamp, Footers(
-        *(files, first_rows, *indices, columns, places, all_float32, id_type, partition_ids, footer_bytes)
+        *(files, first_rows, *indices, columns, places, all_float32, id_type, partition_ids, footer_bytes),
+        next(iter(without_ids), None),
     )
 
 
@@ -236,17 +244,38 @@ def _find_partition_ids(
         return None
 
 
-def _read_schema_and_group_rows(file: TableFile) -> tuple["pa.Schema", list[int], int]:
-    """Return a file's schema, the row count of each row group, and the size of the footer in bytes."""
+class _FileFooter(NamedTuple):
+    """What the footer of one file says."""
+
+    schema: "pa.Schema"
+    group_rows: list[int]
+    size: int
+    """Size of the footer, in bytes."""
+    has_null_ids: bool
+
+
+def _read_footer(file: TableFile, id_column: str | None) -> _FileFooter:
+    """Read the footer of a file."""
     with _parquet_errors(file):
         metadata = _read_metadata(file)
         schema = metadata.schema.to_arrow_schema()
         _ = schema.names  # raises an error if a name is not text
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        has_null_ids = id_column is not None and _has_nulls(metadata, id_column)
     declared, total = metadata.num_rows, sum(rows)
     if min(rows, default=0) < 0 or declared != total:
         raise InvalidInputError(f"{file} is damaged: it says {declared} rows, its row groups {total}.")
-    return schema, rows, int(metadata.serialized_size)
+    return _FileFooter(schema, rows, int(metadata.serialized_size), has_null_ids)
+
+
+def _has_nulls(metadata: "pq.FileMetaData", name: str) -> bool:
+    """Return whether the footer of a file says that a column has nulls."""
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    if name not in paths:
+        return False  # a nested column
+    index = paths.index(name)
+    found = (metadata.row_group(number).column(index).statistics for number in range(metadata.num_row_groups))
+    return any(one is not None and one.has_null_count and one.null_count > 0 for one in found)
 
 
 def sum_declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:
@@ -297,15 +326,24 @@ def _is_number(dtype: "pa.DataType") -> bool:
     return any(is_type(dtype) for is_type in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def require_ids(schema: "pa.Schema", first_schema: "pa.Schema", id_column: str | None, path: Location | str) -> None:
-    """Raise an InvalidInputError unless the id column, if any, exists and has one plain type in all files."""
+def require_ids(
+    schema: "pa.Schema", first_schema: "pa.Schema", id_column: str | None, path: Location | str
+) -> "pa.DataType | None":
+    """Raise an InvalidInputError unless the id column exists and has one plain type in all files; return the type.
+
+    Without an id column, nothing is raised and None returned.
+    """
     if id_column is None:
-        return
+        return None
     if id_column not in schema.names:
-        raise InvalidInputError(
-            f"{path} has no {format_names([id_column])} for ids; it has {format_names(schema.names)}."
+        near = find_similar_names(id_column, schema.names)
+        names = (
+            f"near it: {', '.join(f'{other!r:.100}' for other in near)}"
+            if near
+            else f"it has {format_names(schema.names)}"
         )
-    dtype, expected = schema.field(id_column).type, first_schema.field(id_column).type
+        raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids; {names}.")
+    dtype, expected = _id_type(schema, id_column), _id_type(first_schema, id_column)
     if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
         raise InvalidInputError(
             f"The ids {id_column!r} of {path} are {dtype!s:.100}, and must be plain numbers, text or times."
@@ -315,3 +353,15 @@ def require_ids(schema: "pa.Schema", first_schema: "pa.Schema", id_column: str |
             f"The ids {id_column!r} of {path} are {dtype!s:.100} and those of the first file {expected!s:.100}; "
             "store one type in all files."
         )
+    return dtype
+
+
+def _id_type(schema: "pa.Schema", id_column: str) -> "pa.DataType":
+    """Return the type of ids, of categories that of their values."""
+    dtype = schema.field(id_column).type
+    return dtype.value_type if types.is_dictionary(dtype) else dtype
+
+
+def decode_ids(ids: "pa.Array") -> "pa.Array":
+    """Return ids as plain values: categories, which Arrow calls a dictionary, are decoded."""
+    return ids.dictionary_decode() if types.is_dictionary(ids.type) else ids

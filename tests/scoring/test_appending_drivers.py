@@ -29,7 +29,7 @@ def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path
     write, remove = LocalOutput.write_file, LocalOutput.remove_files
     for left in range(40):
         folder = GrowingFolder(tmp_path / str(left)).add(m=35)
-        folder.score(output)
+        folder.score(output, id_column="id")
         folder.add(a=22)
         count = iter(range(left))
 
@@ -42,12 +42,12 @@ def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path
         monkeypatch.setattr(LocalOutput, "remove_files", lambda *a, change=change: change(remove, *a))
         ended = False
         with suppress(KilledError):
-            folder.score(output, chunk_rows=chunk_rows)
+            folder.score(output, chunk_rows=chunk_rows, id_column="id")
             ended = True
         monkeypatch.undo()
         with suppress(StoreError):
             assert len(dkfm.open_scores(folder.root / output)) in (35, 57)
-        report = folder.score(output, chunk_rows=chunk_rows)
+        report = folder.score(output, chunk_rows=chunk_rows, id_column="id")
         assert report.rows == 57
         assert report.scored_rows <= 27 or chunk_rows == 40
         folder.check(output)

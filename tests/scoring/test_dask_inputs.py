@@ -74,6 +74,22 @@ def test_a_dask_frame_is_taken_by_name_in_any_order_with_ids(pca, frame, tmp_pat
     assert score(pca, some, tmp_path / "out.parquet", id_column="key").scored_chunks == 0
 
 
+@pytest.mark.parametrize("dtype", ["int64", "string", "category"])
+def test_a_zarr_output_has_the_ids_of_a_dask_frame(dtype, pca, frame, tmp_path):
+    ids = pd.Series(range(300), frame.index).astype("string" if dtype == "category" else dtype).astype(dtype)
+    lazy = dd.from_pandas(frame.assign(number=ids), npartitions=3)
+    score(pca, lazy[lazy["flag"]], tmp_path / "out", columns=NAMES, id_column="number")
+    found = np.concatenate([numbers for _, numbers in dkfm.iter_scores(tmp_path / "out")])
+    assert found.tolist() == ids[frame["flag"]].tolist()
+
+
+def test_a_zarr_output_of_a_dask_frame_refuses_what_it_does_not_keep(pca, frame, tmp_path):
+    lazy = dd.from_pandas(frame, npartitions=3)
+    with pytest.raises(InvalidInputError, match="integers or text, and 'a' is double"):
+        score(pca, lazy, tmp_path / "out", columns=NAMES, id_column="a")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["customer", None])
 def test_the_index_of_pandas_may_be_the_ids(name, pca, frame, tmp_path):
     indexed = frame.set_index(pd.Index([f"c{number}" for number in range(300)], name=name))[NAMES]

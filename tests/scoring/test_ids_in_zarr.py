@@ -1,5 +1,8 @@
 """The ids of a Zarr output are an array beside the scores, which xarray takes for a coordinate."""
 
+import io
+import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -11,10 +14,12 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numcodecs.vlen import VLenUTF8
 
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DamagedStoreError, InvalidInputError, StoreExistsError
+from dkfm.scoring.formats.chunk_writing import Chunk
 from dkfm.scoring.formats.id_array import IdArray
 from helpers.resumed_jobs import NAMES
 
@@ -103,7 +108,7 @@ def test_another_id_column_is_another_job(made, tmp_path):
     dkfm.batch_score(*where, id_column="id", progress=False)
     assert read(tmp_path / "out") == [f"row {number}" for number in range(100)]
     for options in ({}, {"id_column": "note"}):
-        with pytest.raises(StoreExistsError, match="id_column"):
+        with pytest.raises(StoreExistsError, match=r"id_column \(--id-column\) .* and 'id' was given then"):
             dkfm.batch_score(*where, progress=False, **options)
 
 
@@ -122,12 +127,14 @@ def test_partitions_and_frames_have_ids_too(made, tmp_path):
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
-        ([1.5, 2.0], r"double.*integers or text.*scores\.zarr\.parquet"),
+        ([1.5, 2.0], r"integers or text, and 'id' is double; convert it, or write \S*/scores\.parquet"),
         (pa.array([1, 2], pa.timestamp("s")), "timestamp"),
         ([True, False], "bool"),
-        ([3, None, 4], "Row 1 has no 'id'"),
-        (["a", "b", None], "Row 2 has no 'id'"),
-        (pa.array([1, 2**64 - 1], pa.uint64()), "larger than 64 bits"),
+        ([3, 4, None, 4], "Rows of .*rows.parquet have no 'id'"),
+        (["a", "b", None], "Rows of .*rows.parquet have no 'id'"),
+        (pa.array([1, 2, 5, 2**64 - 1], pa.uint64()), r"Row 3 of .*rows.parquet has an integer of 2\^63 or more"),
+        (["a", "b", "c" * 2**17], "Row 2 of .*rows.parquet has 131072 bytes for 'id', over 65536"),
+        (pa.array([b"a", b"b", b"\xc3"]).view(pa.string()), "Row 2 of .*rows.parquet has no valid UTF-8 for 'id'"),
     ],
 )
 def test_ids_that_an_array_does_not_keep_are_one_sentence(tmp_path, ids, words):
@@ -136,20 +143,99 @@ def test_ids_that_an_array_does_not_keep_are_one_sentence(tmp_path, ids, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["scores", "scores_column", "two words", "_journal", "zarr.json", "../x"])
+def test_missing_ids_that_no_footer_tells_of_are_found_by_their_row(tmp_path):
+    PCA.save(tmp_path / "model")
+    (tmp_path / "in").mkdir()
+    for name, ids in [("a", ["a", "b", "c"]), ("b", ["d", "e", None])]:
+        table = pa.table({"x": [0.0] * 3, "y": [1.0] * 3, "id": ids})
+        pq.write_table(table, tmp_path / "in" / f"{name}.parquet", write_statistics=False)
+    where = tmp_path / "model", tmp_path / "in", tmp_path / "out"
+    with pytest.raises(InvalidInputError, match=r"Row 2 of \S*b.parquet has no 'id'; give each row an id, or write"):
+        dkfm.batch_score(*where, columns=["x", "y"], id_column="id", progress=False)
+
+
+@pytest.mark.parametrize("ids", [[3, None, 4], ["a", "b", None]])
+def test_a_frame_without_an_id_is_refused_before_anything_is_written(tmp_path, ids):
+    frame = pa.table({"x": [0.0] * 3, "y": [1.0] * 3, "id": ids})
+    with pytest.raises(InvalidInputError, match="Rows of source have no 'id'"):
+        dkfm.batch_score(PCA, frame, tmp_path / "out", columns=["x", "y"], id_column="id", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_categories_are_ids_by_their_values(tmp_path):
+    ids = pa.array(["b", "a", "b", "c"])
+    assert read(score(ids.dictionary_encode(), tmp_path, chunk_rows=3)) == ids.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "name", ["scores", "SCORES", "scores_column", "two words", "_journal", "zarr.json", "../x", "\u6f22" * 40]
+)
 def test_names_that_no_array_beside_the_scores_has_are_refused(tmp_path, name):
     with pytest.raises(InvalidInputError, match="rename"):
         score([1, 2], tmp_path, name=name)
     assert not (tmp_path / "scores.zarr").exists()
 
 
-@given(st.binary(max_size=60), st.integers(1, 5))
-def test_any_bytes_are_as_many_texts_as_a_chunk_has_rows_or_none(data, chunk_rows):
-    found = IdArray("id", "string", chunk_rows).decode(chunk_rows.to_bytes(4, "little") + data)
-    assert found is None or len(found) == chunk_rows
-    assert IdArray("id", "string", chunk_rows).decode(data[:4] * 2) is None or data[:4] == chunk_rows.to_bytes(
-        4, "little"
-    )
+@pytest.fixture(scope="module")
+def made_texts(tmp_path_factory):
+    return score([f"k\xe9y {number}" for number in range(7)], tmp_path_factory.mktemp("texts"), chunk_rows=4)
+
+
+@given(st.integers(0, 60), st.binary(min_size=1, max_size=4), st.sampled_from(["change", "insert", "cut"]))
+def test_readers_and_verification_agree_on_any_bytes_of_texts(made_texts, position, others, kind):
+    good = (made_texts / "id" / "c" / "0").read_bytes()[:-4]
+    position = min(position, len(good))
+    rest = {"change": position + len(others), "insert": position, "cut": position + 1}[kind]
+    data = good[:position] + others * (kind != "cut") + good[rest:]
+    array = IdArray("id", "string", 4)
+    try:
+        expected = [*VLenUTF8().decode(data)] if data[:4] == good[:4] else None
+    except ValueError:
+        expected = None
+    found = array.decode(data)
+    assert (None if found is None else found.tolist()) == expected
+    stream = io.BytesIO(data + google_crc32c.value(data).to_bytes(4, "little"))
+    is_whole = expected is not None and len(data) == 20 + sum(len(text.encode()) for text in expected)
+    assert (array.summarize_file(Chunk(0, 4), stream) is not None) == is_whole
+
+
+@pytest.mark.parametrize("chunk_rows", [2**31, 2**32 - 1])
+def test_a_small_file_of_many_rows_takes_no_memory(chunk_rows):
+    array = IdArray("id", "string", chunk_rows)
+    data = array.head + b"\0" * 60
+    assert array.decode(data) is None
+    stream = io.BytesIO(data + google_crc32c.value(data).to_bytes(4, "little"))
+    assert array.summarize_file(Chunk(0, chunk_rows), stream) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"id_dtype": "int64"},
+        {"id_dtype": "float64"},
+        {"id_dtype": None},
+        {"id_column": "../x"},
+        {"id_column": "scores"},
+    ],
+)
+def test_a_stranger_s_description_of_ids_is_checked(tmp_path, made_texts, settings):
+    shutil.copytree(made_texts, tmp_path / "out")
+    path = tmp_path / "out" / "zarr.json"
+    description = json.loads(path.read_text())
+    description["attributes"]["dkfm"]["settings"] |= settings
+    path.write_text(json.dumps(description))
+    with pytest.raises(DamagedStoreError):
+        read(tmp_path / "out")
+
+
+def test_a_stranger_s_chunk_of_more_texts_than_zarr_counts_is_refused(tmp_path, made_texts):
+    shutil.copytree(made_texts, tmp_path / "out")
+    path = tmp_path / "out" / "zarr.json"
+    description = json.loads(path.read_text())
+    description["attributes"]["dkfm"] |= {"rows": 2**33, "chunk_rows": 2**33}
+    path.write_text(json.dumps(description))
+    with pytest.raises(DamagedStoreError, match="attributes"):
+        read(tmp_path / "out")
 
 
 def test_a_stranger_s_ids_that_are_no_texts_are_a_sentence(tmp_path):

@@ -216,7 +216,7 @@ def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made
     assert (plan.rows, plan.chunks, plan.chunk_rows, plan.width, plan.done) == (100, 5, 20, 3, 0)
     assert plan.output_bytes == 100 * 3 * 8
     told = str(plan)
-    for words in ("5 of 20 rows", "2.4 kB, 480 B a chunk", "of memory, where a worker has", "time    about "):
+    for words in ("5 of 20 rows", "2.4 kB of scores, 480 B a chunk", "of memory, where a worker has", "time    about "):
         assert words in told
     assert not (tmp_path / "out").exists()
     score(made, tmp_path / "out")

@@ -200,9 +200,23 @@ def test_ids_of_any_plain_type_are_read_beside_the_rows(ids, rows, tmp_path, mon
         assert open_source(tmp_path, columns=["id", "a"], id_column="id").read(slice(3, 4))[0, 0] == 3
 
 
+def test_categories_are_read_as_their_values_and_may_be_text_in_another_file(rows, tmp_path):
+    for name, ids in [("a", pa.array(["x", "y"]).dictionary_encode()), ("b", pa.array(["y", None]))]:
+        write(tmp_path / f"{name}.parquet", table(rows[:2]).append_column("id", ids))
+    source = open_source(tmp_path, id_column="id")
+    assert source.read_ids(slice(0, 4)).equals(pa.array(["x", "y", "y", None]))
+    assert source.find_missing_ids() == str(tmp_path / "b.parquet")
+    numbers = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1]), pa.array([10**12, 7]))
+    write(tmp_path / "c" / "a.parquet", table(rows[:3]).append_column("id", numbers))
+    source = open_source(tmp_path / "c", id_column="id")
+    assert source.read_ids(slice(1, 3)).equals(pa.array([10**12, 7]))
+    assert source.find_missing_ids() is None
+
+
 def test_ids_that_are_missing_or_of_no_plain_type_or_of_two_are_refused(rows, tmp_path):
-    path = write(tmp_path / "a.parquet", table(rows[:2]).append_column("id", pa.array(["x", "y"]).dictionary_encode()))
+    path = write(tmp_path / "a.parquet", table(rows[:2]).append_column("id", pa.array([["x"], ["y"]])))
     assert "'id'" in refusal(path, id_column="id")
+    assert "near it: 'id'" in refusal(path, ["a"], "idd")
     assert "no column(s) 'key' for ids" in refusal(path, ["a"], "key")
     write(path, table(rows[:2]).append_column("id", pa.array([1, 2])))
     write(tmp_path / "b.parquet", table(rows[:2]).append_column("id", pa.array(["x", "y"])))

@@ -81,7 +81,7 @@ def fetch_workers(client: "Client") -> dict[str, dict[str, Any]] | None:
 
 
 def wait_for_workers(
-    client: "Client", seconds: float = WORKER_TIMEOUT, name: str = "the cluster"
+    client: "Client", seconds: float | None = None, name: str = "the cluster"
 ) -> dict[str, dict[str, Any]]:
     """Wait until a cluster has a worker, paused or not; a message on standard error says so if it takes a while.
 
@@ -89,8 +89,8 @@ def wait_for_workers(
     ----------
     client : distributed.Client
         Client of the cluster.
-    seconds : float
-        Longest time to wait.
+    seconds : float, optional
+        Longest time to wait, as the user asked for; `WORKER_TIMEOUT` by default.
     name : str
         Name of the cluster in messages.
 
@@ -104,6 +104,7 @@ def wait_for_workers(
     ClusterError
         No worker comes, or the scheduler does not answer.
     """
+    limit = WORKER_TIMEOUT if seconds is None else seconds
     start, request, is_announced = time.monotonic(), None, False
     while not (facts := fetch_workers(client)):
         # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
@@ -111,11 +112,11 @@ def wait_for_workers(
         if facts is None:
             raise ClusterError("The scheduler does not answer; is it still there?")
         waited = time.monotonic() - start
-        if waited > seconds:
-            remedy = "start one, or wait longer (--wait-for-workers), and try again"
-            raise ClusterError(f"No worker of {name} has come in {seconds:g} seconds; {remedy}.")
+        if waited > limit:
+            remedy = "start one" if seconds is None else "start one, or wait longer (--wait-for-workers),"
+            raise ClusterError(f"No worker of {name} has come in {limit:g} seconds; {remedy} and try again.")
         if waited > _MESSAGE_AFTER and not is_announced:
-            print_message(f"Waiting for a worker of {name}, {seconds:g} seconds at most.")
+            print_message(f"Waiting for a worker of {name}, {limit:g} seconds at most.")
             is_announced = True
         time.sleep(0.1)
     return facts

@@ -162,7 +162,7 @@ def _close(cluster: "SpecCluster") -> None:
     interruption: BaseException | None = None
     # In another thread: an interruption in this one would leave the cancellation unfinished.
     with ThreadPoolExecutor(1, thread_name_prefix="dkfm-slurm") as pool:
-        closing: Future[None] | None = None
+        closing: Future[object] | None = None
         for _ in range(_MAX_INTERRUPTIONS):
             try:
                 closing = closing or pool.submit(cluster.close)  # a second time does nothing

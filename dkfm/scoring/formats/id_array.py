@@ -1,6 +1,7 @@
 """Keep the ids of rows beside the scores of a Zarr output: an array of one dimension, of integers or of text."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
@@ -20,8 +21,17 @@ if TYPE_CHECKING:
 DTYPES = ("int64", "string")
 """Data types of ids."""
 
+MAX_TEXT_ROWS = 2**32 - 1
+"""Most texts in a chunk, whose number has 32 bits."""
+
 _COUNT_BYTES = 4
 """Bytes of the number of texts in a chunk, and of the length of each."""
+
+_MAX_TEXT_BYTES = 2**16
+"""Most bytes of an id of text."""
+
+_ENCODED_ROWS = 4096
+"""Rows whose ids are encoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class IdArray:
     name: str
     """Name of the array, that of the id column."""
     dtype: str
-    """Data type, a key of `DTYPES`."""
+    """Data type, one of `DTYPES`."""
     chunk_rows: int
     """Rows of a chunk."""
 
@@ -44,9 +54,9 @@ class IdArray:
         return IdChunkFile(self, chunk, file)
 
     def summarize_file(self, chunk: Chunk, stream: IO[bytes]) -> FileSummary | None:
-        """Read the file of a chunk; return its summary, or None if its size or checksum is wrong."""
+        """Read the file of a chunk; return its summary, or None if its size, checksum or any text is wrong."""
         size = stream.seek(0, os.SEEK_END)
-        if size < CRC_BYTES or (self.dtype == "int64" and size != 8 * self.chunk_rows + CRC_BYTES):
+        if not self.may_have_size(size):
             return None
         stream.seek(0)
         checksum = 0
@@ -54,15 +64,40 @@ class IdArray:
             checksum = google_crc32c.extend(checksum, stream.read(part.stop - part.start))
         if stream.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
             return None
+        if self.dtype == "string" and not self._has_texts(stream, size - CRC_BYTES):
+            return None
         return FileSummary(checksum, size, np.zeros(chunk.rows, np.bool_))
 
-    def encode(self, ids: npt.NDArray[np.generic]) -> bytes:
+    def may_have_size(self, size: int) -> bool:
+        """Return whether the file of a chunk may have a size in bytes."""
+        if self.dtype == "int64":
+            return size == 8 * self.chunk_rows + CRC_BYTES
+        return size >= _COUNT_BYTES * (1 + self.chunk_rows) + CRC_BYTES
+
+    def _has_texts(self, stream: IO[bytes], stop: int) -> bool:
+        """Return whether a file has one text for each row before the byte `stop`, and nothing else."""
+        stream.seek(0)
+        if stream.read(_COUNT_BYTES) != self.head:
+            return False
+        position = _COUNT_BYTES
+        for _ in range(self.chunk_rows):
+            length = int.from_bytes(stream.read(_COUNT_BYTES), "little")
+            position += _COUNT_BYTES + length
+            if length > _MAX_TEXT_BYTES or position > stop:
+                return False
+            try:
+                stream.read(length).decode()
+            except UnicodeDecodeError:
+                return False
+        return position == stop
+
+    def encode(self, ids: npt.NDArray[np.generic]) -> bytes | memoryview:
         """Return the bytes of some ids in a chunk."""
         if self.dtype == "int64":
             return ids.astype("<i8").tobytes()
         from numcodecs.vlen import VLenUTF8
 
-        return bytes(VLenUTF8().encode(ids)[_COUNT_BYTES:])
+        return memoryview(VLenUTF8().encode(ids))[_COUNT_BYTES:]
 
     @property
     def head(self) -> bytes:
@@ -74,7 +109,7 @@ class IdArray:
         if self.dtype == "int64":
             return np.frombuffer(data, "<i8") if len(data) == 8 * self.chunk_rows else None
         # Each text takes the bytes of its length at least, so that no more are made than the file has room for.
-        if data[:_COUNT_BYTES] != self.head or len(data) < _COUNT_BYTES * (1 + self.chunk_rows):
+        if not self.may_have_size(len(data) + CRC_BYTES) or data[:_COUNT_BYTES] != self.head:
             return None
         from numcodecs.vlen import VLenUTF8
 
@@ -96,8 +131,8 @@ class IdChunkFile:
     def write_piece(self, piece: Piece) -> None:
         """Write the ids of some rows."""
         assert piece.ids is not None  # noqa: S101  # for the type checker
-        first = self._chunk.number * self._array.chunk_rows + self._rows
-        self._file.write(self._array.encode(_to_numpy(piece.ids, self._array, first)))
+        for rows in row_slices(len(piece.ids), _ENCODED_ROWS):
+            self._file.write(self._array.encode(piece.ids[rows].to_numpy(zero_copy_only=False)))
         self._rows += len(piece.ids)
 
     def finish(self) -> None:
@@ -128,32 +163,60 @@ def choose_id_dtype(name: str, ids: "pa.Array", target: object) -> str:
     InvalidInputError
         They are neither integers nor text.
     """
+    import pyarrow as pa
     from pyarrow import types
 
     if types.is_integer(ids.type):
         return "int64"
-    if types.is_string(ids.type) or types.is_large_string(ids.type):
-        return "string"
+    if any(is_text(ids.type) for is_text in (types.is_string, types.is_large_string, types.is_string_view)):
+        with suppress(pa.ArrowNotImplementedError):  # views of text in an older Arrow
+            ids[:0].cast(pa.large_string())
+            return "string"
     raise InvalidInputError(
-        f"The ids {name!r} are {ids.type!s:.100}, and a Zarr output keeps integers or text; name the output "
-        f"{target}.parquet."
+        f"A Zarr output keeps ids that are integers or text, and {name!r} is {ids.type!s:.100}; convert it, or "
+        f"{write_parquet_instead(target)}."
     )
 
 
-def _to_numpy(ids: "pa.Array", array: IdArray, first: int) -> npt.NDArray[np.generic]:
-    """Return ids as an array of integers or of texts; `first` is the number of their first row."""
+def write_parquet_instead(target: object) -> str:
+    """Return a proposal to write Parquet, which keeps ids that Zarr does not, for messages."""
+    return f"write {str(target).removesuffix('.zarr')}.parquet"
+
+
+def convert_ids(ids: "pa.Array", array: IdArray) -> "tuple[pa.Array, tuple[int, str] | None]":
+    """Convert ids to the data type of an array; return them, and the first row that it does not keep, with the reason.
+
+    Returns
+    -------
+    ids : pyarrow.Array
+        The ids as int64 or as text.
+    fault : tuple of (int, str) or None
+        Row, and how a sentence goes on that begins with its number.
+    """
     import pyarrow as pa
 
     if ids.null_count:
-        row = first + int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False)))
-        raise InvalidInputError(
-            f"Row {row} has no {array.name!r}, and a Zarr output has an id for each row; give it one, or name the "
-            "output .parquet."
-        )
-    if array.dtype == "int64":
-        try:
-            ids = ids.cast(pa.int64())
-        except pa.ArrowInvalid:
-            raise InvalidInputError(f"The ids {array.name!r} are larger than 64 bits with a sign hold.") from None
-    values: npt.NDArray[np.generic] = ids.to_numpy(zero_copy_only=False)
-    return values
+        return ids, (int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False))), f"has no {array.name!r}")
+    dtype = pa.int64() if array.dtype == "int64" else pa.large_string()
+    try:
+        converted = ids.cast(dtype)
+        converted.validate(full=True)  # Arrow does not look at the bytes of text before
+    except pa.ArrowInvalid:
+        rows = (row for row in range(len(ids)) if not _is_kept(ids[row], dtype))
+        reason = "an integer of 2^63 or more" if array.dtype == "int64" else "no valid UTF-8"
+        return ids, (next(rows), f"has {reason} for {array.name!r}")
+    if array.dtype == "string" and len(ids):
+        sizes = np.diff(np.frombuffer(converted.buffers()[1], np.int64)[converted.offset :][: len(ids) + 1])
+        if sizes.max() > _MAX_TEXT_BYTES:
+            return ids, (int(np.argmax(sizes)), f"has {sizes.max()} bytes for {array.name!r}, over {_MAX_TEXT_BYTES}")
+    return converted, None
+
+
+def _is_kept(value: "pa.Scalar", dtype: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    try:
+        value.cast(dtype).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
