@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.cli import option_parsing as arguments
+from dkfm.core.frames import format_names
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import (
     ExactFeatureMap,
@@ -186,6 +187,8 @@ def _fit_and_save(
         require_not_inside(local_path(options.workspace).absolute(), "workspace", inputs)
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
+        if isinstance(source, NamedColumns):
+            log_stage("input", f"{format_names(source.columns)} of {source.name}")
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
             memory.require_driver_memory(
                 source.shape[0], source.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies

@@ -78,6 +78,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         "rank": next((len(a) for a in map(record.extra_arrays.get, ("eigenvalues", "pivots")) if a is not None), None),
         "landmarks": record.model.landmarks.shape[0],
         "columns": record.model.n_features_in,
+        **({"column_names": record.feature_names} if record.feature_names else {}),
         "outputs": {name: head.width for name, head in record.model.heads.items()},
         **({"classes": list(record.classes)} if record.classes else {}),
         "parameters": dict(record.parameters),

@@ -123,4 +123,4 @@ def require_unique_names(names: Sequence[str], where: str) -> None:
 def format_names(names: Sequence[str]) -> str:
     """Return a few column names for a message."""
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"column(s) {', '.join(f'{name!r:.100}' for name in names[:_MAX_NAMED])}{more}"
+    return f"column{'s' * (len(names) > 1)} {', '.join(f'{name!r:.100}' for name in names[:_MAX_NAMED])}{more}"

@@ -32,6 +32,16 @@ def run(here):
     return lambda line: CliRunner().invoke(main, line.split())
 
 
+def test_a_fit_names_the_columns_that_it_takes_and_info_names_them_later(run, here, rng):
+    pq = pytest.importorskip("pyarrow.parquet")  # reason: it is an extra
+    pa = pytest.importorskip("pyarrow")  # reason: it is an extra
+    pq.write_table(pa.table({"id": range(9), **dict(zip("xy", rng.normal(size=(2, 9)), strict=True))}), "t.parquet")
+    result = run("fit t.parquet new --kernel linear --id-column id")
+    assert re.search(r"INFO input: columns 'x', 'y' of ", result.stderr)
+    assert "column_names" in (found := run("info new").output)
+    assert "id" not in found.partition("column_names")[2].partition("\n")[0]
+
+
 @pytest.mark.parametrize("suffix", OTHERS)
 def test_an_output_that_promises_another_format_is_refused_before_any_work(run, here, suffix):
     before = sorted(here.rglob("*"))

@@ -53,7 +53,7 @@ def test_a_job_takes_columns_of_a_frame_by_name_and_leaves_others_out(pca, kind,
     np.testing.assert_array_equal(scored(pca, frame, tmp_path / "found.zarr"), expected)
     np.testing.assert_allclose(expected, pca.transform(FRAME), rtol=0, atol=1e-14)  # 64 eps, values below 1
     assert dkfm.plan_score(pca, frame, tmp_path / "other.zarr").columns == 3
-    with pytest.raises(InvalidInputError, match=r"^source has no column\(s\) 'b'; it has column\(s\) 'a', 'c'\.$"):
+    with pytest.raises(InvalidInputError, match=r"^source has no column 'b'; it has columns 'a', 'c'\.$"):
         dkfm.plan_score(pca, KINDS[kind](FRAME[["a", "c"]]), tmp_path / "none.zarr")
 
 

@@ -59,12 +59,12 @@ def test_a_key_that_is_a_column_too_is_read_from_the_files(rows, tmp_path):
 
 def test_ids_that_some_files_lack_are_refused(partitioned, rows):
     write(partitioned / "a.parquet", rows[:5])
-    assert "has no column(s) 'country' for ids" in refusal(partitioned, id_column="country")
-    assert "has no column(s) 'continent' for ids" in refusal(partitioned, id_column="continent")
+    assert "has no column 'country' for ids" in refusal(partitioned, id_column="country")
+    assert "has no column 'continent' for ids" in refusal(partitioned, id_column="continent")
 
 
 def test_a_key_is_no_column_of_features(partitioned):
-    assert "has no column(s) 'country' (keys of folders are no features, but may be the id_column)" in refusal(
+    assert "has no column 'country' (keys of folders are no features, but may be the id_column)" in refusal(
         partitioned, ["a", "country"]
     )
 
