@@ -35,7 +35,7 @@ from dkfm.gram.streamed_rows import SourceRows
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.parameters import MEDIAN
-from dkfm.sources.base import NamedColumns, Source
+from dkfm.sources.base import NamedColumns, Source, read_finite
 from dkfm.sources.opening import open_source
 from dkfm.storage import model_transfer
 
@@ -194,7 +194,7 @@ def _fit_and_save(
                 source.shape[0], source.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies
             )
         streams = streamed.streams_rows(estimator, kernel)
-        rows = SourceRows(source) if streams else source.read(slice(0, source.shape[0]))
+        rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
         if streams:  # the rows must not change before the end of the fit
             with connection:
                 estimator.fit(rows)

@@ -1,6 +1,7 @@
 """Validate rows given by a user, and treat dense and sparse rows alike."""
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -165,8 +166,11 @@ def require_real_matrix(shape: tuple[int, ...], dtype: np.dtype[np.generic], nam
         )
 
 
-def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
-    """Raise an InvalidInputError with the number of the first row that is not finite, counted from `first_row`."""
+def require_finite(rows: Rows, name: str, locate_row: Callable[[int], tuple[str, int]] | None = None) -> None:
+    """Raise an InvalidInputError with the number of the first row that is not finite.
+
+    For rows of several files, `locate_row` returns the name of the file of a row, and its number there.
+    """
     values = rows if isinstance(rows, np.ndarray) else rows.data
     # A finite sum proves that all values are finite, in one pass without a temporary array.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -179,10 +183,9 @@ def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
     row = int(where[0])
     found = rows[row] if isinstance(rows, np.ndarray) else rows[[row]].data
     what = "NaN" if np.isnan(found).any() else "infinity"
-    raise InvalidInputError(
-        f"{name} must be finite, and row {first_row + row} contains {what} "
-        f"({len(where)} such rows among the {rows.shape[0]} looked at)."
-    )
+    name, row = (name, row) if locate_row is None else locate_row(row)
+    count = f"{len(where)} row{'s' * (len(where) > 1)} of the {rows.shape[0]} looked at"
+    raise InvalidInputError(f"{name} must be finite, and row {row} contains {what} ({count}).")
 
 
 def zero_nonfinite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:

@@ -103,7 +103,7 @@ def _read_required_marker(output: Output) -> dict[str, object]:
     opened = output.location.open_for_reading(zarr_schema.MARKER, _MAX_MARKER_BYTES)
     if opened is None:
         raise IncompleteStoreError(
-            f"{output.root} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish."
+            f"{output.root} has no {zarr_schema.MARKER} marker: the job did not finish; run the same command again."
         )
     with opened:
         return json_reading.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{zarr_schema.MARKER}")

@@ -42,6 +42,18 @@ def test_a_fit_names_the_columns_that_it_takes_and_info_names_them_later(run, he
     assert "id" not in found.partition("column_names")[2].partition("\n")[0]
 
 
+@pytest.mark.parametrize("options", ["", " --components 2", " --method features --basis cholesky"])
+def test_a_fit_names_the_file_of_a_row_that_is_not_finite(run, here, rng, options):
+    pq = pytest.importorskip("pyarrow.parquet")  # reason: it is an extra
+    pa = pytest.importorskip("pyarrow")  # reason: it is an extra
+    (here / "t").mkdir()
+    for name, x in [("a", [1.0, 2.0, 3.0]), ("b", [4.0, None, 6.0])]:
+        pq.write_table(pa.table({"x": x, "y": [1.0, 2.0, 3.0]}), here / "t" / f"{name}.parquet")
+    result = run(f"fit t new --kernel linear{options}")
+    assert result.exit_code == 1
+    assert "b.parquet must be finite, and row 1 contains NaN (1 row of the " in result.stderr
+
+
 @pytest.mark.parametrize("suffix", OTHERS)
 def test_an_output_that_promises_another_format_is_refused_before_any_work(run, here, suffix):
     before = sorted(here.rglob("*"))
