@@ -35,7 +35,16 @@ def run(line, exit_code=0):
     return ended.output if exit_code else ended.stdout
 
 
-@pytest.mark.parametrize("solver", ["", " --solver dense", " --solver tiled --tile-rows 90", " --solver cg"])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        "",
+        *(
+            pytest.param(f" --solver {name}", marks=pytest.mark.slow)
+            for name in ("dense", "tiled --tile-rows 90", "cg")
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     ("source", "columns"),
     [

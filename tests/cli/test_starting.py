@@ -64,18 +64,20 @@ def stores(tmp_path_factory):
     ("command", "unused"),
     [
         ("--help", HEAVY | TABLES | SKLEARN | SCIPY | {"zarr", "numpy"}),
-        ("score --help", HEAVY | TABLES | SKLEARN | SCIPY | {"zarr", "numpy"}),
+        pytest.param("score --help", HEAVY | TABLES | SKLEARN | SCIPY | {"zarr", "numpy"}, marks=pytest.mark.slow),
         ("score model rows.npy new", HEAVY | TABLES | SKLEARN | SCIPY),
-        ("score model rows.npy out", HEAVY | TABLES | SKLEARN | SCIPY),  # a finished output, which is read again
+        pytest.param(
+            "score model rows.npy out", HEAVY | TABLES | SKLEARN | SCIPY, marks=pytest.mark.slow
+        ),  # a finished output, which is read again
         ("score model rows.npy new --dry-run", HEAVY | TABLES | SKLEARN | SCIPY),
-        ("verify out", HEAVY | TABLES | SKLEARN | SCIPY),
+        pytest.param("verify out", HEAVY | TABLES | SKLEARN | SCIPY, marks=pytest.mark.slow),
         ("verify out --against rows.npy", HEAVY | TABLES | SKLEARN | SCIPY),
-        ("verify model", HEAVY | TABLES | SKLEARN | SCIPY),
-        ("verify map", HEAVY | TABLES | SKLEARN | SCIPY),
+        pytest.param("verify model", HEAVY | TABLES | SKLEARN | SCIPY, marks=pytest.mark.slow),
+        pytest.param("verify map", HEAVY | TABLES | SKLEARN | SCIPY, marks=pytest.mark.slow),
         ("verify map --against rows.npy", HEAVY | TABLES | SKLEARN | {"scipy"}),
         ("verify discriminants", HEAVY | TABLES | SKLEARN | {"scipy"}),
-        ("verify folded", HEAVY | TABLES | SKLEARN | SCIPY),
-        ("info out", HEAVY | TABLES | SKLEARN | SCIPY),
+        pytest.param("verify folded", HEAVY | TABLES | SKLEARN | SCIPY, marks=pytest.mark.slow),
+        pytest.param("info out", HEAVY | TABLES | SKLEARN | SCIPY, marks=pytest.mark.slow),
         ("info model", HEAVY | TABLES | SKLEARN | SCIPY),
     ],
 )

@@ -41,8 +41,8 @@ def no_file(monkeypatch):
     monkeypatch.setattr(temporary_folders, "TemporaryFolder", refuse)
 
 
-@pytest.mark.parametrize("centered", [True, False])
-@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("centered", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(2.0), kernels.Polynomial(3), kernels.Laplacian(4.0)], ids=repr)
 def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered, rng, road, no_file):
     X, Z = rng.normal(size=(1200, 6)) * [3, 2, 1, 1, 1, 1], rng.normal(size=(40, 6))

@@ -34,7 +34,7 @@ def test_rounds_of_an_array_are_those_of_its_file(rng, tmp_path, options):
     assert found.error_bound_ <= 1e-3
 
 
-@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("sparse", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rounds_of_an_array_run_on_a_cluster(rng, processes, tmp_path, sparse):
     X = rng.normal(size=(700, 3))
     X = csr_array(X * (X > 0)) if sparse else X

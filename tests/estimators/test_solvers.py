@@ -44,7 +44,7 @@ def test_a_regression_is_the_one_in_memory(X, rng, method, weighted, request):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_discriminants_are_those_in_memory(X, rng, method, weighted, request):
     y, weights = np.digitize(X[:, 0], [-0.5, 0.5]), rng.uniform(0.1, 3, 250) if weighted else None
     expected = dkfm.KernelFisher(priors=[0.2, 0.3, 0.5], **WORDS).fit(X, y, sample_weight=weights)

@@ -213,6 +213,7 @@ def test_a_job_that_slurm_does_not_take_is_told_in_its_words(commands, file):
     assert not list(commands.glob(".dkfm-slurm-*"))
 
 
+@pytest.mark.slow
 def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(commands, file, monkeypatch):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
     from dkfm.execution.clusters import slurm_job_classes
@@ -247,6 +248,7 @@ def interrupting(script):
     script.write_text(script.read_text().replace("#!/bin/sh", f"#!/bin/sh\nkill -INT {os.getpid()}; sleep 1"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_stays_with_the_program(commands, file):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
     code = "import signal; from dkfm.execution.clusters.slurm import slurm_cluster\n"

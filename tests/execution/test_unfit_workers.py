@@ -25,14 +25,14 @@ ANSWERS = {
 }
 
 PAIRS = [kinds for n in (1, 2) for kinds in itertools.product(ANSWERS, repeat=n)]
-ORDERS = [*PAIRS, *itertools.combinations_with_replacement(ANSWERS, 3)]
-"""Answers of one, two and three workers: of two in any order."""
+"""Answers of one worker, and of two in any order."""
+THREES = [pytest.param(kinds, marks=pytest.mark.slow) for kinds in itertools.combinations_with_replacement(ANSWERS, 3)]
 
 NO_WATCH = {f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")}
 """Configuration of workers that take tasks however little memory they have."""
 
 
-@pytest.mark.parametrize("kinds", ORDERS, ids="-".join)
+@pytest.mark.parametrize("kinds", [*PAIRS, *THREES], ids="-".join)
 def test_the_unfit_are_returned_where_another_may_be_fit_and_raised_where_none_is(threaded_client, monkeypatch, kinds):
     answers = {f"tcp://{i}": ANSWERS[kind] for i, kind in enumerate(kinds)}
     monkeypatch.setattr(worker_checks, "_ask_workers", lambda *_: answers)

@@ -81,7 +81,7 @@ def require_direct_choice(kernel, X, y, w=None):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_the_closed_form_predicts_what_a_fit_of_each_fold_predicts(kernel, shares, weighted, seed):
