@@ -31,7 +31,7 @@ from dkfm.numerics.model import Model
 from dkfm.scoring import appending, output_store, planning
 from dkfm.scoring.appending import InputFiles, may_enlarge_chunks
 from dkfm.scoring.formats.chunk_writing import OutputColumns
-from dkfm.scoring.formats.id_array import choose_id_dtype, write_parquet_instead
+from dkfm.scoring.formats.id_array import choose_id_dtype, propose_parquet
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan, WriteCopies
@@ -297,7 +297,7 @@ def _describe_ids(
     if name is None or not isinstance(given, HasIds):
         return {}
     taken = {taken.casefold() for entry in columns for taken in (entry.output, f"{entry.output}_column")}
-    instead = write_parquet_instead(target)
+    instead = propose_parquet(target)
     if name.casefold() in taken or not output_store.is_array_name(name):
         # A folder has the name, and some file systems tell no capitals from small letters.
         reason = "is the name of its scores" if name.casefold() in taken else "is no word of letters, digits and _"

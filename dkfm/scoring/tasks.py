@@ -22,7 +22,7 @@ from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_writing import Piece, combine_summaries, write_chunk_files
-from dkfm.scoring.formats.id_array import convert_ids, write_parquet_instead
+from dkfm.scoring.formats.id_array import convert_ids, propose_parquet
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.sources.base import Source
@@ -146,7 +146,7 @@ def _read_rows_and_ids(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, p
         ids, fault = convert_ids(ids, array)
         if fault is not None:
             file, row = source.locate_row(rows.start + fault[0])
-            instead = write_parquet_instead(work.output.root)
+            instead = propose_parquet(work.output.root)
             raise InvalidInputError(f"Row {row} of {file} {fault[1]}; give each row an id, or {instead}.")
     return source.read(rows), ids
 

@@ -34,12 +34,12 @@ TABLE_ATTRIBUTES = "_dkfm.json"
 """File of dkfm's attributes in a Parquet output; Parquet readers ignore names that begin with an underscore."""
 
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
-TEXT_CODECS: list[tuple[str, dict[str, str]]] = [("vlen-utf8", {}), ("crc32c", {})]
+_TEXT_CODECS: list[tuple[str, dict[str, str]]] = [("vlen-utf8", {}), ("crc32c", {})]
 """Codecs of an array of text: the ids of an output."""
 
 _ITEMSIZES = {"float64": 8, "float32": 4, "int64": 8}
 _FILL_VALUES: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1, "string": ""}
-"""Fill values: no valid value of dkfm equals one, so that a lost chunk never reads as data."""
+"""Fill values: no score equals one, so that a lost chunk never reads as scores. An id may be anything."""
 
 _SOURCE_ITEMSIZES = {
     **_ITEMSIZES,
@@ -293,7 +293,7 @@ def parse_array_info(
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
     is_text = text and dtype == "string"
     fault, codecs = None, codec_checks.configured_codecs(metadata)
-    own_codecs = TEXT_CODECS if is_text else _OWN_CODECS
+    own_codecs = _TEXT_CODECS if is_text else _OWN_CODECS
     kind = metadata.get("zarr_format"), metadata.get("node_type")
     if type(kind[0]) is not int or kind != (3, "array"):
         fault = "it is not a Zarr version 3 array"

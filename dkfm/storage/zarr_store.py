@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.codecs import BytesCodec, Crc32cCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, VLenUTF8Codec
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
@@ -205,7 +205,7 @@ def add_array(
     dtype: str = "float64",
     dimension_names: tuple[str, ...] | None = None,
 ) -> ZarrArray:
-    """Add an array in dkfm's layout: crc32c, no compression, every chunk written, and the fill value NaN or -1."""
+    """Add an array in dkfm's layout: crc32c, no compression, every chunk written, and the fill value of its dtype."""
     array: ZarrArray = group.create_array(
         name,
         shape=shape,
@@ -213,7 +213,7 @@ def add_array(
         dtype=dtype,
         fill_value=fill_value(dtype),
         filters=None,
-        serializer=BytesCodec(endian="little"),
+        serializer=VLenUTF8Codec() if dtype == "string" else BytesCodec(endian="little"),
         compressors=[Crc32cCodec()],
         config={"write_empty_chunks": True},
         dimension_names=dimension_names,
@@ -224,16 +224,10 @@ def add_array(
 def encode_array_metadata(
     shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, dimension_names: tuple[str, ...]
 ) -> bytes:
-    """Return the content of ``zarr.json`` for an array of `add_array`, or of text, whose dtype is "string"."""
+    """Return the content of ``zarr.json`` for an array of `add_array`."""
     memory: dict[str, Buffer] = {}
-    group, stored = zarr.create_group(MemoryStore(memory), zarr_format=3), "int64" if dtype == "string" else dtype
-    add_array(group, "array", shape, chunks, stored, dimension_names)
-    metadata = memory["array/zarr.json"].to_bytes()
-    if dtype != "string":
-        return metadata
-    codecs = [{"name": name, "configuration": settings} for name, settings in zarr_schema.TEXT_CODECS]
-    text = {"data_type": dtype, "fill_value": fill_value(dtype), "codecs": codecs}
-    return json.dumps(json.loads(metadata) | text).encode()
+    add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype, dimension_names)
+    return memory["array/zarr.json"].to_bytes()
 
 
 def fill_value(dtype: str) -> float | str:

@@ -74,6 +74,7 @@ def test_xarray_opens_them_lazily_as_a_coordinate(tmp_path, text):
         assert set(found.coords) == {"id"}
         assert found["id"].dims == ("row",)
         assert found["id"].chunks is not None
+        assert text or found["id"].chunks[0][0] == 20  # text has chunks of its own in older versions of xarray
         assert found["id"].to_numpy().tolist() == ids
         chosen = found["scores"][(found["id"] == ids[7]).compute()]
         np.testing.assert_array_equal(chosen, np.asarray(dkfm.open_scores(target))[7:8])

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.errors import InvalidInputError
-from dkfm.scoring.formats.chunk_writing import READ_BYTES, Chunk, FileSummary, Piece, ReadBackWriter
-from dkfm.storage import zarr_store
+from dkfm.scoring.formats.chunk_writing import READ_BYTES, Chunk, FileSummary
 from dkfm.storage.codec_checks import CRC_BYTES
 
 if TYPE_CHECKING:
@@ -30,9 +29,6 @@ _COUNT_BYTES = 4
 _MAX_TEXT_BYTES = 2**16
 """Most bytes of an id of text."""
 
-_ENCODED_ROWS = 4096
-"""Rows whose ids are encoded at a time."""
-
 
 @dataclass(frozen=True)
 class IdArray:
@@ -48,10 +44,6 @@ class IdArray:
     def file_name(self, number: int) -> str:
         """Return the name of the file of a chunk."""
         return f"{self.name}/c/{number}"
-
-    def create_file(self, chunk: Chunk, file: ReadBackWriter) -> "IdChunkFile":
-        """Begin the file of a chunk."""
-        return IdChunkFile(self, chunk, file)
 
     def summarize_file(self, chunk: Chunk, stream: IO[bytes]) -> FileSummary | None:
         """Read the file of a chunk; return its summary, or None if its size, checksum or any text is wrong."""
@@ -92,7 +84,7 @@ class IdArray:
         return position == stop
 
     def encode(self, ids: npt.NDArray[np.generic]) -> bytes | memoryview:
-        """Return the bytes of some ids in a chunk."""
+        """Return the bytes of some ids in a chunk, behind its `head`."""
         if self.dtype == "int64":
             return ids.astype("<i8").tobytes()
         from numcodecs.vlen import VLenUTF8
@@ -120,41 +112,6 @@ class IdArray:
         return ids
 
 
-class IdChunkFile:
-    """A chunk of ids that is being written."""
-
-    def __init__(self, array: IdArray, chunk: Chunk, file: ReadBackWriter) -> None:
-        self._array, self._chunk, self._file = array, chunk, file
-        self._rows = self._checksum = 0
-        file.write(array.head)
-
-    def write_piece(self, piece: Piece) -> None:
-        """Write the ids of some rows."""
-        assert piece.ids is not None  # noqa: S101  # for the type checker
-        for rows in row_slices(len(piece.ids), _ENCODED_ROWS):
-            self._file.write(self._array.encode(piece.ids[rows].to_numpy(zero_copy_only=False)))
-        self._rows += len(piece.ids)
-
-    def finish(self) -> None:
-        """Pad the chunk with the fill value, and append the checksum."""
-        if self._rows != self._chunk.rows:
-            raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
-        fill = zarr_store.fill_value(self._array.dtype)
-        for part in row_slices(self._array.chunk_rows - self._rows, READ_BYTES // 8):
-            self._file.write(self._array.encode(np.full(part.stop - part.start, fill, object)))
-        self._checksum = self._file.checksum
-        self._file.write(self._checksum.to_bytes(CRC_BYTES, "little"))
-
-    def commit(self, *, exclusive: bool) -> bool:
-        """Give the file its final name."""
-        return self._file.new.commit(exclusive=exclusive)
-
-    @property
-    def summary(self) -> FileSummary:
-        """Summary of the file."""
-        return FileSummary(self._checksum, self._file.size, np.zeros(self._chunk.rows, np.bool_))
-
-
 def choose_id_dtype(name: str, ids: "pa.Array", target: object) -> str:
     """Return the data type in which a Zarr output keeps ids like these.
 
@@ -174,11 +131,11 @@ def choose_id_dtype(name: str, ids: "pa.Array", target: object) -> str:
             return "string"
     raise InvalidInputError(
         f"A Zarr output keeps ids that are integers or text, and {name!r} is {ids.type!s:.100}; convert it, or "
-        f"{write_parquet_instead(target)}."
+        f"{propose_parquet(target)}."
     )
 
 
-def write_parquet_instead(target: object) -> str:
+def propose_parquet(target: object) -> str:
     """Return a proposal to write Parquet, which keeps ids that Zarr does not, for messages."""
     return f"write {str(target).removesuffix('.zarr')}.parquet"
 
@@ -194,6 +151,7 @@ def convert_ids(ids: "pa.Array", array: IdArray) -> "tuple[pa.Array, tuple[int, 
         Row, and how a sentence goes on that begins with its number.
     """
     import pyarrow as pa
+    from pyarrow import compute
 
     if ids.null_count:
         return ids, (int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False))), f"has no {array.name!r}")
@@ -205,9 +163,9 @@ def convert_ids(ids: "pa.Array", array: IdArray) -> "tuple[pa.Array, tuple[int, 
         rows = (row for row in range(len(ids)) if not _is_kept(ids[row], dtype))
         reason = "an integer of 2^63 or more" if array.dtype == "int64" else "no valid UTF-8"
         return ids, (next(rows), f"has {reason} for {array.name!r}")
-    if array.dtype == "string" and len(ids):
-        sizes = np.diff(np.frombuffer(converted.buffers()[1], np.int64)[converted.offset :][: len(ids) + 1])
-        if sizes.max() > _MAX_TEXT_BYTES:
+    if array.dtype == "string":
+        sizes = compute.binary_length(converted).to_numpy()
+        if sizes.max(initial=0) > _MAX_TEXT_BYTES:
             return ids, (int(np.argmax(sizes)), f"has {sizes.max()} bytes for {array.name!r}, over {_MAX_TEXT_BYTES}")
     return converted, None
 

@@ -25,6 +25,9 @@ from dkfm.storage import zarr_store
 from dkfm.storage.codec_checks import CRC_BYTES
 from dkfm.storage.output_files import OutputLocation
 
+_ENCODED_IDS = 4096
+"""Ids that are encoded at a time."""
+
 
 @dataclass(frozen=True)
 class ZarrChunks:
@@ -47,22 +50,17 @@ class ZarrChunks:
     @property
     def folder_names(self) -> list[str]:
         """Names of the folders of all chunks, one for each array, which are made before the first chunk."""
-        return [f"{name}/c" for name in self.array_names]
-
-    @property
-    def array_names(self) -> list[str]:
-        """Names of the arrays, in the order of the files of a chunk."""
-        scores = [columns.output for columns in self.columns]
-        return scores if self.ids is None else [*scores, self.ids.name]
+        names = [columns.output for columns in self.columns] + ([] if self.ids is None else [self.ids.name])
+        return [f"{name}/c" for name in names]
 
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
         names = zip(self.file_names(chunk.number), self.folder_names, strict=True)
         writers = [ReadBackWriter(stack.enter_context(self.output_location.create_file(*name))) for name in names]
         files: list[ChunkFile] = [
-            _ZarrChunkFile(columns, self.chunk_rows, chunk, writers[i]) for i, columns in enumerate(self.columns)
+            _ScoreChunkFile(columns, self.chunk_rows, chunk, writers[i]) for i, columns in enumerate(self.columns)
         ]
-        return files if self.ids is None else [*files, self.ids.create_file(chunk, writers[-1])]
+        return files if self.ids is None else [*files, _IdChunkFile(self.ids, chunk, writers[-1])]
 
     def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read a file of a chunk; return its summary, or None if its size or checksum is wrong."""
@@ -126,31 +124,22 @@ class ZarrChunks:
 class _ZarrChunkFile:
     """A chunk of one array that is being written."""
 
-    def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: ReadBackWriter) -> None:
-        self._name, self._dtype, self._chunk, self._file = columns.output, np.dtype(columns.dtype), chunk, file
-        self._shape = chunk_rows, columns.width
+    def __init__(self, chunk_rows: int, chunk: Chunk, file: ReadBackWriter) -> None:
+        self._chunk_rows, self._chunk, self._file = chunk_rows, chunk, file
         self._invalid: list[npt.NDArray[np.bool_]] = []
-        self._rows = self._checksum = 0
+        """Which rows of each piece are invalid."""
+        self._checksum = 0
 
-    def write_piece(self, piece: Piece) -> None:
-        """Write some rows."""
-        values = piece.scores[self._name]
-        if values.dtype != self._dtype or values.shape[1:] != self._shape[1:]:
-            raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.name}.")
-        self._write(values)
-        self._rows += len(values)
-        self._invalid.append(invalid_rows(values))
-
-    def _write(self, values: npt.NDArray[np.generic]) -> None:
-        self._file.write(zarr_store.view_bytes(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
+    def _pad(self, rows: int) -> None:
+        """Write so many rows of the fill value, which missing chunks have."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Pad the chunk with the fill value of missing chunks, and append the checksum."""
-        if self._rows != self._chunk.rows:
-            raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
-        rows, width = self._shape
-        for part in row_slices(rows - self._rows, max(1, READ_BYTES // (width * self._dtype.itemsize))):
-            self._write(np.full((part.stop - part.start, width), zarr_store.fill_value(self._dtype.name), self._dtype))
+        """Pad the chunk, and append the checksum."""
+        rows = sum(map(len, self._invalid))
+        if rows != self._chunk.rows:
+            raise AssertionError(f"{rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
+        self._pad(self._chunk_rows - rows)
         self._checksum = self._file.checksum
         self._file.write(self._checksum.to_bytes(CRC_BYTES, "little"))
 
@@ -162,3 +151,48 @@ class _ZarrChunkFile:
     def summary(self) -> FileSummary:
         """Summary of the file."""
         return FileSummary(self._checksum, self._file.size, np.concatenate(self._invalid))
+
+
+class _ScoreChunkFile(_ZarrChunkFile):
+    """A chunk of the scores of one output."""
+
+    def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: ReadBackWriter) -> None:
+        super().__init__(chunk_rows, chunk, file)
+        self._name, self._width, self._dtype = columns.output, columns.width, np.dtype(columns.dtype)
+
+    def write_piece(self, piece: Piece) -> None:
+        """Write some rows."""
+        values = piece.scores[self._name]
+        if values.dtype != self._dtype or values.shape[1:] != (self._width,):
+            raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.name}.")
+        self._write(values)
+        self._invalid.append(invalid_rows(values))
+
+    def _write(self, values: npt.NDArray[np.generic]) -> None:
+        self._file.write(zarr_store.view_bytes(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
+
+    def _pad(self, rows: int) -> None:
+        fill = zarr_store.fill_value(self._dtype.name)
+        for part in row_slices(rows, max(1, READ_BYTES // (self._width * self._dtype.itemsize))):
+            self._write(np.full((part.stop - part.start, self._width), fill, self._dtype))
+
+
+class _IdChunkFile(_ZarrChunkFile):
+    """A chunk of ids."""
+
+    def __init__(self, array: IdArray, chunk: Chunk, file: ReadBackWriter) -> None:
+        super().__init__(array.chunk_rows, chunk, file)
+        self._array = array
+        file.write(array.head)
+
+    def write_piece(self, piece: Piece) -> None:
+        """Write the ids of some rows."""
+        assert piece.ids is not None  # noqa: S101  # for the type checker
+        for rows in row_slices(len(piece.ids), _ENCODED_IDS):
+            self._file.write(self._array.encode(piece.ids[rows].to_numpy(zero_copy_only=False)))
+        self._invalid.append(np.zeros(len(piece.ids), np.bool_))
+
+    def _pad(self, rows: int) -> None:
+        fill = zarr_store.fill_value(self._array.dtype)
+        for part in row_slices(rows, _ENCODED_IDS):
+            self._file.write(self._array.encode(np.full(part.stop - part.start, fill, object)))
