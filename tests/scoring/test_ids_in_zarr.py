@@ -235,7 +235,7 @@ def test_a_stranger_s_chunk_of_more_texts_than_zarr_counts_is_refused(tmp_path, 
     description = json.loads(path.read_text())
     description["attributes"]["dkfm"] |= {"rows": 2**33, "chunk_rows": 2**33}
     path.write_text(json.dumps(description))
-    with pytest.raises(DamagedStoreError, match="attributes"):
+    with pytest.raises(DamagedStoreError, match=r"\(a size\)"):
         read(tmp_path / "out")
 
 
