@@ -3,6 +3,8 @@
 import gzip
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -110,13 +112,31 @@ def mnist_247():
     return images[:1500]
 
 
-@pytest.fixture(scope="module")
-def processes():
-    """A real scheduler and a real worker process, which the tests of a module share."""
-    from dkfm.execution.clusters.local import local_cluster
+CLUSTER = """
+from dkfm.execution.clusters.local import local_cluster
 
+if __name__ == "__main__":
     with local_cluster() as cluster:
-        yield cluster
+        print(cluster.scheduler_address, flush=True)
+        input()
+"""
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory):
+    """Address of a real scheduler with a real worker process, which all tests share: to start them takes seconds.
+
+    They belong to another process, because an open cluster changes Dask's configuration.
+    """
+    script = tmp_path_factory.mktemp("cluster") / "cluster.py"
+    script.write_text(CLUSTER)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # workers import what tests define
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, script], **pipes, text=True, env=environment) as started:
+        yield started.stdout.readline().strip()
+        started.stdin.write("end\n")
+        started.stdin.close()
+        assert started.wait(60) == 0
 
 
 @pytest.fixture

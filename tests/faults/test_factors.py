@@ -12,8 +12,6 @@ from helpers import harness
 from helpers.fit_driver import fit_command
 from helpers.harness import TOTALS, Site, left, numbers, process, run, wait_for
 
-pytestmark = pytest.mark.faults
-
 TILES = {"regression": 36, "map": 67}
 """Files of a factor, and of a map the chunks of its root."""
 

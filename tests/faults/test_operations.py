@@ -71,7 +71,7 @@ def ending_at(operation, root, work):
 
 
 @pytest.mark.parametrize("form", ["scores", "scores.parquet"])
-@numbers(3, 1)
+@numbers(5, 1)
 def test_a_job_that_ends_at_any_operation_goes_on(small, tmp_path, monkeypatch, form, faults):
     """One in so many operations; all of them in full."""
     monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)

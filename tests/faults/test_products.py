@@ -12,8 +12,6 @@ from helpers import harness
 from helpers.fit_driver import fit_command
 from helpers.harness import TOTALS, Site, left, numbers, process, run, sentence, wait_for
 
-pytestmark = pytest.mark.faults
-
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):

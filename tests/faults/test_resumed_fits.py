@@ -11,8 +11,6 @@ from helpers import harness
 from helpers.fit_driver import fit_command
 from helpers.harness import TOTALS, Site, left, numbers, process, run, wait_for
 
-pytestmark = pytest.mark.faults
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):

@@ -204,7 +204,8 @@ def test_a_path_that_leads_to_no_function_is_refused(path, module):
 
 
 def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_asked(client, module, rows, tmp_path):
-    client.run(lambda: __import__("sys").path.insert(0, str(tmp_path)))
+    for run in (client.run, client.run_on_scheduler):
+        run(lambda: __import__("sys").path.insert(0, str(tmp_path)))
     fitted = dkfm.KernelPCA(2, kernel=kernels.Function(module.least), tile_rows=15).fit(rows)
     dkfm.batch_score(fitted, rows, tmp_path / "out", client=client, progress=False)
     np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), fitted.transform(rows), rtol=0, atol=1e-12)
