@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 if (workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT")) is not None:
@@ -24,6 +25,11 @@ settings.register_profile("fixed", derandomize=True, **COMMON)
 settings.register_profile("random", **COMMON)
 settings.load_profile("fixed")
 
+MAX_DEFAULT_CASES = 4
+"""Of a test with more cases than this, the default suite runs every third, and the slow suite the others."""
+
+SUITES = {"slow", "faults", "cluster", "s3", "browser"}
+
 # A shell without job control starts what runs in its background with Ctrl-C ignored, nohup with SIGHUP, and programs
 # inherit that.
 for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -33,13 +39,21 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 @pytest.hookimpl(tryfirst=True)  # before pytest drops the tests that -m does not ask for
 def pytest_collection_modifyitems(items):
-    """Mark every test of the folders that are suites of their own."""
+    """Mark the tests of folders that are suites of their own, and as slow two thirds of the cases of long lists."""
+    cases = defaultdict(list)
     for item in items:
         tests = Path(__file__).parent
         if item.path.is_relative_to(tests):
             folder = item.path.relative_to(tests).parts[0]
             if folder in {"cluster", "faults", "s3"}:
                 item.add_marker(folder)
+        if not SUITES & {mark.name for mark in item.iter_markers()}:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for of_one_test in cases.values():
+        if len(of_one_test) > MAX_DEFAULT_CASES:
+            for number, item in enumerate(of_one_test):
+                if number % 3:
+                    item.add_marker("slow")
 
 
 @pytest.fixture

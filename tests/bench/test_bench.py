@@ -160,6 +160,7 @@ def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(m
     assert full["Nystroem's"] == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
     original = sklearn_peers.make_sklearn_kernel_pca
     monkeypatch.setattr(

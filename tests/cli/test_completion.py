@@ -46,6 +46,7 @@ def test_kernels_are_completed(command):
     ]
 
 
+@pytest.mark.slow
 def test_commands_options_choices_and_files_are_completed():
     assert complete("bash", "ve") == ["plain,verify"]
     assert complete("bash", "score", "--sch") == ["plain,--scheduler"]

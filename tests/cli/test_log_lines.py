@@ -47,6 +47,7 @@ def warn(option):
     return subprocess.run(command, capture_output=True, check=True, text=True).stderr
 
 
+@pytest.mark.slow
 def test_quiet_commands_still_print_results_warnings_and_errors(run):
     assert json.loads(run("score model rows.npy third -q --json").stdout)["rows"] == 60
     assert "gaussian" in run("compare rows.npy --labels labels.npy --kernel gaussian -q").stdout.lower()
@@ -86,6 +87,7 @@ def test_json_lines_have_numbers_as_fields(line, stages, run):
     assert lines[0]["rows"] in (60, 45)
 
 
+@pytest.mark.slow
 def test_errors_and_warnings_are_json_too(run):
     (problem,) = [json.loads(text) for text in run("score model nowhere.npy other --log-json").stderr.splitlines()]
     assert (problem["level"], problem["stage"]) == ("ERROR", "dkfm")

@@ -112,6 +112,7 @@ def test_jobs_have_reports_that_replace_those_before_them(run, client, tmp_path,
     assert sorted(tmp_path.glob(".*")) == []
 
 
+@pytest.mark.slow
 @needs_dask_2026_3("a report beside Bokeh 3.9 fails")
 def test_a_job_that_fails_has_a_report_and_its_own_sentence(run, client, tmp_path):
     options = f"--scheduler {client.scheduler.address} --report report.html"
@@ -185,6 +186,7 @@ def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, 
     assert sorted(tmp_path.iterdir()) == [link, page]
 
 
+@pytest.mark.slow
 @needs_dask_2026_3("a report beside Bokeh 3.9 fails")
 def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, monkeypatch, capsys):
     (tmp_path / "report.html").write_text(OLD)

@@ -164,6 +164,7 @@ def test_the_sample_depends_on_the_seed_alone(rng):
     assert other[0].training_certificate_ != other[1].training_certificate_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "rows"),
     [

@@ -41,6 +41,7 @@ def test_maps_are_exact_on_any_rows_with_duplicates_and_constants(X, kernel, bas
     contracts.check_feature_map(dkfm.ExactFeatureMap(kernel, basis=basis).fit(X), X, X[::-1] + 0.25, bound=1e-6)
 
 
+@pytest.mark.slow
 @given(strategies.rows(1, 20), st.integers(1, 5), st.integers(1, 9))
 @settings(max_examples=15)
 def test_the_tiles_of_the_gram_do_not_show_in_the_map(X, q, tile):

@@ -159,6 +159,7 @@ def test_discriminants_need_a_square_or_those_of_eigenvectors(shrinkage, squares
     assert plan.memory_bytes == budget.fit_bytes(5000, 10, GAUSSIAN.peak_blocks, GAUSSIAN.landmark_copies, squares)
 
 
+@pytest.mark.slow
 def test_on_a_cluster_a_matrix_of_several_tiles_is_on_disk_and_tasks_have_a_size(client):
     plan = dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (5000, 10), client=client)
     assert plan.disk_bytes > 8 * 5000**2

@@ -179,6 +179,7 @@ def test_the_example_of_denoising_runs(rng):
     assert ((cleaned - test) ** 2).mean() < 0.6 * ((noisy - test) ** 2).mean()
 
 
+@pytest.mark.slow
 def test_a_grid_search_over_kernels_finds_what_scikit_learn_finds():
     X, y = make_circles(n_samples=120, factor=0.2, noise=0.1, random_state=0)
     grid = {"kpca__gamma": 2.0 ** np.arange(-2, 2), "kpca__kernel": ["rbf", "poly"]}

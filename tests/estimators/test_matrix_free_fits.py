@@ -70,6 +70,7 @@ def test_components_are_scikit_learns_to_ten_digits(rng, road):
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_gives_the_bits_of_threads(rng, road, processes, tmp_path, monkeypatch):
     X = rng.normal(size=(1200, 6))
     road(Road.MATRIX_FREE)

@@ -100,6 +100,7 @@ def test_killed_rounds_go_on(options, rng, tmp_path, monkeypatch, kill_at):
         assert left(tmp_path / "w") == []
 
 
+@pytest.mark.slow
 def test_rows_that_changed_begin_anew(rng, tmp_path, monkeypatch, kill_at):
     np.save(tmp_path / "x.npy", rng.normal(size=(900, 3)))
     take_small_rounds(monkeypatch)
@@ -122,6 +123,7 @@ def force(monkeypatch, road):
     )
 
 
+@pytest.mark.slow
 def test_more_products_go_on_from_a_fit_that_did_not_converge(rng, tmp_path, monkeypatch, kill_at):
     X = rng.normal(size=(1300, 3))
     force(monkeypatch, Road.MATRIX_FREE)

@@ -24,6 +24,7 @@ def fit(X, **options):
     return ExactFeatureMap(K, basis="cholesky", tol=1e-3, **options).fit(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"landmarks": "random_pivots", "n_landmarks": 250, "random_state": 1}])
 def test_rounds_of_an_array_are_those_of_its_file(rng, tmp_path, options):
     X = rng.normal(size=(700, 3))
@@ -34,6 +35,7 @@ def test_rounds_of_an_array_are_those_of_its_file(rng, tmp_path, options):
     assert found.error_bound_ <= 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rounds_of_an_array_run_on_a_cluster(rng, processes, tmp_path, sparse):
     X = rng.normal(size=(700, 3))
@@ -45,6 +47,7 @@ def test_rounds_of_an_array_run_on_a_cluster(rng, processes, tmp_path, sparse):
     assert left(tmp_path / "w") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"landmarks": "random_pivots", "n_landmarks": 300, "random_state": 1}])
 def test_columns_that_do_not_fit_go_over_to_rounds(rng, monkeypatch, options):
     X, rounds = rng.normal(size=(700, 3)), []

@@ -56,6 +56,7 @@ def test_discriminants_are_those_in_memory(X, rng, method, weighted, request):
     assert found.certificate_.error < 1e-8
 
 
+@pytest.mark.slow
 def test_a_classifier_takes_tiles_on_a_cluster(X, threaded_client, without_memory, tmp_path):
     labels = np.arange(250) % 3
     found = dkfm.KernelRidgeClassifier(1e-6, solver="tiled", workspace=tmp_path / "work", **WORDS).fit(X, labels)

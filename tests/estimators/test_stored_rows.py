@@ -77,6 +77,7 @@ def test_a_basis_of_all_rows_reads_them_into_memory(stored):
     np.testing.assert_array_equal(found.transform(X[:9]), truth.transform(X[:9]))
 
 
+@pytest.mark.slow
 def test_weights_and_the_kernels_width_are_of_the_stored_rows(stored, rng):
     X, forms = stored
     weights = rng.uniform(size=700)
@@ -132,6 +133,7 @@ def test_a_search_larger_than_memory_is_refused_before_it_begins(stored, monkeyp
         ExactFeatureMap(K, basis="cholesky").fit(stored[1][0])
 
 
+@pytest.mark.slow
 def test_on_a_cluster_the_map_has_the_bits_of_threads(stored, processes, tmp_path):
     options = {"basis": "cholesky", "tol": 1e-3, "workspace": tmp_path / "w"}
     truth = ExactFeatureMap(K, **options).fit(stored[1][1])
@@ -226,6 +228,7 @@ def test_components_of_a_map_are_those_of_rows_in_memory(stored, form, centered,
     np.testing.assert_allclose(found.transform(points), truth.transform(points), atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", range(4))
 def test_discriminants_of_a_map_are_those_of_rows_in_memory(stored, form):
     X, forms = stored
@@ -237,6 +240,7 @@ def test_discriminants_of_a_map_are_those_of_rows_in_memory(stored, form):
     assert (found.predict(points) == truth.predict(points)).all()
 
 
+@pytest.mark.slow
 def test_sums_of_features_are_the_same_bits_on_a_cluster_and_columns_are_checked(stored, processes, tmp_path):
     forms = stored[1]
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3, workspace=tmp_path / "w").fit(forms[1])

@@ -78,6 +78,7 @@ def test_a_large_model_is_opened_by_path_and_its_tasks_are_small(large, rng):
     np.testing.assert_allclose(found.compute(scheduler="synchronous"), large.transform(Z.compute()), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_large_model_lives_as_long_as_its_last_lazy_result(large, rng, tmp_path):
     found = large.transform(da.from_array(rng.normal(size=(20, 3)), chunks=(5, 3)))
     (folder,) = (tmp_path / "w").glob("dkfm-model-*")

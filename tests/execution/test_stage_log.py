@@ -188,6 +188,7 @@ def test_a_heartbeat_comes_while_no_task_finishes(records, always):
     assert records("score")[0].fields["done"] == 0
 
 
+@pytest.mark.slow
 def test_tasks_of_workers_log_nothing(records, always, threaded_client, rng):
     X = rng.normal(size=(60, 3))
     fit = dkfm.KernelPCA(2, kernel=K, tile_rows=20).fit

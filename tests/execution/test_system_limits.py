@@ -55,6 +55,7 @@ def serve(patch, files):
     patch.setattr(Path, "read_text", read_text)
 
 
+@pytest.mark.slow
 @needs_dask_2026_3("Dask reads the limits of the group of the process itself alone")
 @settings(max_examples=300)
 @given(
@@ -75,6 +76,7 @@ def test_cpus_are_as_many_as_dask_counts(old, group, new):
         assert cpus.count_cpus() == dask.system.cpu_count()
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     limits=st.dictionaries(st.sampled_from(LIMITS), SIZES),

@@ -120,6 +120,7 @@ def test_a_script_that_is_told_to_end_removes_its_gram_and_ends_as_it_would_with
     assert left(temporary) == []
 
 
+@pytest.mark.slow
 def test_the_next_fit_removes_what_a_killed_one_left_and_nothing_of_a_living_one(temporary, rng):
     X = rng.normal(size=(30, 2))
     with process(FOLDER) as living:

@@ -52,6 +52,7 @@ def small_rounds(monkeypatch):
     monkeypatch.setattr(row_passes, "_TILE_ROWS", 37)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.integers(1, 120),
@@ -81,6 +82,7 @@ def test_many_small_rounds_find_the_same_span(is_random, small_rounds, rng):
     assert len(found.row_indices) <= (1.35 if is_random else 1.15) * len(truth.row_indices)
 
 
+@pytest.mark.slow
 def test_the_rank_is_within_five_percent_of_pivots_in_memory(rng):
     X = rng.normal(size=(6000, 3))
     found = find(kernels.Gaussian(2.0), X, 1e-4)

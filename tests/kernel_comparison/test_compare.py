@@ -143,6 +143,7 @@ def test_an_embedding_keeps_neighbours_together_and_is_the_same_twice(rng):
             tsne_embedding.embed(train, test)
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(text):
     parsed = Parsed(text)
     links = [a for _, attrs in parsed.tags for name, a in attrs.items() if name in ("src", "href", "action", "srcset")]

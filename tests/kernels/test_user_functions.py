@@ -203,6 +203,7 @@ def test_a_path_that_leads_to_no_function_is_refused(path, module):
         serialization.import_function(path)
 
 
+@pytest.mark.slow
 def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_asked(client, module, rows, tmp_path):
     for run in (client.run, client.run_on_scheduler):
         run(lambda: __import__("sys").path.insert(0, str(tmp_path)))

@@ -45,6 +45,7 @@ def read(target):
     return np.concatenate([ids for _, ids in dkfm.iter_scores(target)]).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(SMALLEST, LARGEST), min_size=1, max_size=30) | st.lists(st.text(), min_size=1, max_size=30),

@@ -63,6 +63,7 @@ def test_a_chunk_that_is_done_is_told_of_while_the_next_is_made(made, tmp_path, 
     assert score(made, tmp_path / "out").scored_chunks == 5
 
 
+@pytest.mark.slow
 def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch):
     import threading
 
@@ -262,6 +263,7 @@ def test_what_is_in_an_output_and_not_of_it_is_told(made, tmp_path):
             reads(tmp_path / "out.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scale", [0.0, 1e-200, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (1.0, 30.0))]
 )

@@ -181,6 +181,7 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
     assert events.index("scored") >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "basis", ["cholesky", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("symmetric", "spectral"))]
 )

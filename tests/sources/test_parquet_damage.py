@@ -151,6 +151,7 @@ def test_columns_of_what_is_no_parquet_file_are_refused(rows, tmp_path):
                 open_source(data, **options)
 
 
+@pytest.mark.slow
 def test_without_pyarrow_the_error_names_the_extra(rows, tmp_path):
     path = write(tmp_path / "x.parquet", rows)
     code = (
@@ -165,6 +166,7 @@ def test_without_pyarrow_the_error_names_the_extra(rows, tmp_path):
     assert said == ["(1, 1)", "Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'."]
 
 
+@pytest.mark.slow
 def test_importing_the_sources_does_not_load_pyarrow():
     code = "import sys, dkfm.sources.opening, dkfm.scoring.run; print('pyarrow' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -78,6 +78,7 @@ def test_an_indefinite_matrix_is_found_by_both(rng, monkeypatch):
         SystemSolver(kernel, X, np.ones(200), "auto", OPTIONS).solve(1.0, B)
 
 
+@pytest.mark.slow
 def test_pivots_leave_few_products(rng):
     X, B = rng.normal(size=(1000, 2)), rng.normal(size=(1000, 1))
     found, converged = IterativeSolver(KERNEL, X, np.ones(1000), OPTIONS).solve(1e-3, B, 1e-10, 20)

@@ -95,6 +95,7 @@ def test_a_killed_root_goes_on_with_the_missing_chunks_and_mends_one_that_is_dam
     assert inodes == {path: path.stat().st_ino for path in tmp_path.glob("root-*/*/c/0/*")}
 
 
+@pytest.mark.slow
 def test_columns_of_two_factors_are_not_mixed(rng, small_chunks, tmp_path, monkeypatch):
     X, kernel = rng.normal(size=(250, 10)), Gaussian(1.0)
     X[1::2] = X[::2] + 1e-6  # so that the roots of two factors differ by far more than rounding
