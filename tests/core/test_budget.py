@@ -139,7 +139,7 @@ import dkfm
 from dkfm.core import budget
 from dkfm.execution.memory import peak_memory
 
-sizes = {"wide": (2000, 10_000), "columns": (150_000, 2), "pivots": (6000, 50), "few": (20_000, 5)}
+sizes = {"wide": (2000, 10_000), "columns": (150_000, 2), "pivots": (6000, 50), "few": (12_000, 5)}
 n, d = sizes.get(sys.argv[1], (3000, 50))
 estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)),
              "explicit": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0)),

@@ -187,7 +187,7 @@ def test_a_worker_that_joins_unfit_is_left_aside_and_told_of(join, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_joins_a_gram_matrix_unfit_is_left_aside(tmp_path):
-    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(4000, 40)))
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(3000, 40)))
     with harness.Site(tmp_path / "site", workers=1) as site:
         command = [sys.executable, "-m", "dkfm", "fit", str(tmp_path / "rows.npy"), str(tmp_path / "model")]
         # Bessel functions take long enough to join in.
