@@ -3,8 +3,6 @@
 import gzip
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from helpers import s3_server as s3
+from helpers.cluster_process import start_cluster
 
 # The same examples in every run, so that a run that fails fails again; `--hypothesis-profile random` looks for others.
 COMMON = {"database": None, "deadline": None, "max_examples": 25, "suppress_health_check": [HealthCheck.too_slow]}
@@ -126,31 +125,11 @@ def mnist_247():
     return images[:1500]
 
 
-CLUSTER = """
-from dkfm.execution.clusters.local import local_cluster
-
-if __name__ == "__main__":
-    with local_cluster() as cluster:
-        print(cluster.scheduler_address, flush=True)
-        input()
-"""
-
-
 @pytest.fixture(scope="session")
 def processes(tmp_path_factory):
-    """Address of a real scheduler with a real worker process, which all tests share: to start them takes seconds.
-
-    They belong to another process, because an open cluster changes Dask's configuration.
-    """
-    script = tmp_path_factory.mktemp("cluster") / "cluster.py"
-    script.write_text(CLUSTER)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # workers import what tests define
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, script], **pipes, text=True, env=environment) as started:
-        yield started.stdout.readline().strip()
-        started.stdin.write("end\n")
-        started.stdin.close()
-        assert started.wait(60) == 0
+    """Address of a real scheduler with a real worker process, which all tests share: to start them takes seconds."""
+    with start_cluster(tmp_path_factory.mktemp("cluster")) as address:
+        yield address
 
 
 @pytest.fixture

@@ -4,6 +4,14 @@ import pytest
 
 import dkfm
 from dkfm import kernels
+from helpers.cluster_process import start_cluster
+
+
+@pytest.fixture(scope="module")
+def processes(port, tmp_path_factory):
+    """Address of a cluster whose worker finds the server of these tests in its environment."""
+    with start_cluster(tmp_path_factory.mktemp("cluster")) as address:
+        yield address
 
 
 @pytest.fixture
