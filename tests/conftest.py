@@ -17,15 +17,13 @@ from hypothesis import HealthCheck, settings
 
 from helpers import s3_server as s3
 from helpers.cluster_process import start_cluster
+from helpers.default_cases import select_cases
 
 # The same examples in every run, so that a run that fails fails again; `--hypothesis-profile random` looks for others.
 COMMON = {"database": None, "deadline": None, "max_examples": 25, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, **COMMON)
 settings.register_profile("random", **COMMON)
 settings.load_profile("fixed")
-
-MAX_DEFAULT_CASES = 4
-"""Of a test with more cases than this, the default suite runs every third, and the slow suite the others."""
 
 SUITES = {"slow", "faults", "cluster", "s3", "browser"}
 
@@ -38,7 +36,7 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 @pytest.hookimpl(tryfirst=True)  # before pytest drops the tests that -m does not ask for
 def pytest_collection_modifyitems(items):
-    """Mark the tests of folders that are suites of their own, and as slow two thirds of the cases of long lists."""
+    """Mark the tests of folders that are suites of their own, and as slow what the default suite leaves out."""
     cases = defaultdict(list)
     for item in items:
         tests = Path(__file__).parent
@@ -46,13 +44,11 @@ def pytest_collection_modifyitems(items):
             folder = item.path.relative_to(tests).parts[0]
             if folder in {"cluster", "faults", "s3"}:
                 item.add_marker(folder)
-        if not SUITES & {mark.name for mark in item.iter_markers()}:
+        if hasattr(item, "callspec") and not SUITES & {mark.name for mark in item.iter_markers()}:
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
-        if len(of_one_test) > MAX_DEFAULT_CASES:
-            for number, item in enumerate(of_one_test):
-                if number % 3:
-                    item.add_marker("slow")
+        for item in set(of_one_test) - set(select_cases(of_one_test)):
+            item.add_marker("slow")
 
 
 @pytest.fixture

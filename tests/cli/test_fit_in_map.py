@@ -58,6 +58,7 @@ def test_columns_are_those_of_the_map(data):
     np.testing.assert_allclose(pca.eigenvalues_, truth.eigenvalues_, rtol=1e-12)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("line", "exit_code", "sentence"),
     [

@@ -68,6 +68,7 @@ def test_an_output_that_promises_another_format_is_refused_before_any_work(run, 
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("suffix", [*OTHERS, ".parquet"])
 def test_a_model_that_promises_another_format_is_refused_before_the_fit(run, here, suffix):
     before = sorted(here.rglob("*"))

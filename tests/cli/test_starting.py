@@ -60,6 +60,7 @@ def stores(tmp_path_factory):
     return folder
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("command", "unused"),
     [

@@ -86,6 +86,7 @@ def name_of(model):
     return repr(model).replace("\n", "").replace(" ", "")
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "basis", ["symmetric", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("spectral", "cholesky"))]
 )
@@ -102,6 +103,7 @@ def test_a_folded_classifier_is_the_pair(model, basis, seed, classes):
     np.testing.assert_array_equal(folded.classes_, pair.classes_)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "basis", ["spectral", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("symmetric", "cholesky"))]
 )

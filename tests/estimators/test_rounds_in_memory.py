@@ -36,7 +36,7 @@ def test_rounds_of_an_array_are_those_of_its_file(rng, tmp_path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sparse", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sparse", [True, False])
 def test_rounds_of_an_array_run_on_a_cluster(rng, processes, tmp_path, sparse):
     X = rng.normal(size=(700, 3))
     X = csr_array(X * (X > 0)) if sparse else X

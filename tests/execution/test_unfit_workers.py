@@ -32,6 +32,7 @@ NO_WATCH = {f"distributed.worker.memory.{name}": False for name in ("target", "s
 """Configuration of workers that take tasks however little memory they have."""
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("kinds", [*PAIRS, *THREES], ids="-".join)
 def test_the_unfit_are_returned_where_another_may_be_fit_and_raised_where_none_is(threaded_client, monkeypatch, kinds):
     answers = {f"tcp://{i}": ANSWERS[kind] for i, kind in enumerate(kinds)}

@@ -7,12 +7,14 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from distributed import Client
 
 import dkfm
 from dkfm import kernels
 from dkfm.cli.app import main
 from dkfm.errors import InvalidInputError, KernelError, UntrustedError
 from dkfm.kernels import serialization
+from helpers.cluster_process import start_cluster
 
 SOURCE = """
 import functools
@@ -204,17 +206,16 @@ def test_a_path_that_leads_to_no_function_is_refused(path, module):
 
 
 @pytest.mark.slow
-def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_asked(client, module, rows, tmp_path):
-    for run in (client.run, client.run_on_scheduler):
-        run(lambda: __import__("sys").path.insert(0, str(tmp_path)))
+def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_asked(module, rows, tmp_path):
     fitted = dkfm.KernelPCA(2, kernel=kernels.Function(module.least), tile_rows=15).fit(rows)
-    dkfm.batch_score(fitted, rows, tmp_path / "out", client=client, progress=False)
-    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), fitted.transform(rows), rtol=0, atol=1e-12)
     fitted.save(tmp_path / "model")
-    with pytest.raises(UntrustedError):
-        dkfm.batch_score(tmp_path / "model", rows, tmp_path / "other", client=client, progress=False)
-    trusted = ["theirs:least"]
-    dkfm.batch_score(tmp_path / "model", rows, tmp_path / "o", client=client, progress=False, trusted=trusted)
+    with start_cluster(tmp_path) as address, Client(address) as client:  # it finds the module where this process does
+        options = {"client": client, "progress": False}
+        dkfm.batch_score(fitted, rows, tmp_path / "out", **options)
+        with pytest.raises(UntrustedError):
+            dkfm.batch_score(tmp_path / "model", rows, tmp_path / "other", **options)
+        dkfm.batch_score(tmp_path / "model", rows, tmp_path / "o", **options, trusted=["theirs:least"])
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), fitted.transform(rows), rtol=0, atol=1e-12)
 
 
 def test_a_large_model_with_a_function_is_spilled_and_read_back_in_a_worker(module, tmp_path, rng):

@@ -264,9 +264,7 @@ def test_what_is_in_an_output_and_not_of_it_is_told(made, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "scale", [0.0, 1e-200, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (1.0, 30.0))]
-)
+@pytest.mark.parametrize("scale", [0.0, 1e-200, 1.0, 30.0])
 def test_rows_whose_scores_vanish_are_right(scale, rng, tmp_path):
     X = rng.normal(size=(40, 5))
     Z = scale * rng.normal(size=(50, 5))

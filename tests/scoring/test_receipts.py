@@ -110,6 +110,7 @@ def test_a_chunk_with_its_receipt_from_another_run_is_not_taken(model, out, tmp_
     np.testing.assert_array_equal(values(out), good)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("field", "value"),
     [

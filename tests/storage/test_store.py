@@ -189,6 +189,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
 def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(saved, change):
     edit(saved / "landmarks" / "zarr.json", change)
@@ -255,6 +256,7 @@ FORGED = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
 def test_a_strangers_model_is_data_and_what_is_not_is_refused_by_name(saved, change):
     _forge(saved, change)

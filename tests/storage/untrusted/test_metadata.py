@@ -190,6 +190,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("name", "kind"), [KINDS[1], *(pytest.param(*kind, marks=pytest.mark.slow) for kind in (KINDS[0], *KINDS[2:]))]
 )
@@ -202,6 +203,7 @@ def test_a_store_whose_metadata_are_no_document_is_refused(reader, sound, name, 
     assert answer["chunks"] == []
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "name",
     ["model/landmarks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("x", "gram/gram", "scores/scores"))],

@@ -189,6 +189,7 @@ UNMARKED = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", ["scores", pytest.param("gram", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", UNMARKED.values(), ids=UNMARKED)
 def test_a_gram_or_scores_whose_files_are_not_what_was_written_are_refused(reader, sound, name, change):

@@ -1,0 +1,25 @@
+"""Which cases of a parametrized test the default suite runs; the slow suite runs the others."""
+
+
+def select_cases(cases):
+    """Return cases of one test: every third of those that are alike, else so many that each value occurs in one.
+
+    Parameters that one decorator gives together are one value. A case with more new values comes before one with fewer.
+    """
+    if cases[0].get_closest_marker("alike"):
+        return cases[::3]
+    values = {case: _list_values(case) for case in cases}
+    missing, selected = set().union(*values.values()), []
+    while missing:
+        selected.append(max(cases, key=lambda case: len(values[case] & missing)))
+        missing -= values[selected[-1]]
+    return selected
+
+
+def _list_values(case):
+    """Return the values of a case by their identities: combinations of one test share them."""
+    parameters = case.callspec.params
+    names = [mark.args[0] for mark in case.iter_markers("parametrize")]
+    together = [given.replace(",", " ").split() if isinstance(given, str) else list(given) for given in names]
+    alone = [[name] for name in parameters if not any(name in group for group in together)]
+    return {(*group, *(id(parameters[name]) for name in group)) for group in together + alone}
