@@ -20,8 +20,7 @@ def cases(n, lines, *marks):
 SMALL = cases(150, [line for line in exactness.lines(150, IMAGES) if line.scale == 1])
 # Those of 300 rows also show that nothing depends on the scale of a kernel.
 MEDIUM = cases(300, exactness.lines(300, IMAGES), pytest.mark.slow)
-# Beyond 750 rows the allowed error grows with their number; the benchmark has 1,500.
-LARGE = cases(1000, [line for line in exactness.lines(1000, IMAGES) if line.scale == 1], pytest.mark.slow)
+LARGE = cases(1500, [line for line in exactness.lines(1500, IMAGES) if line.scale == 1], pytest.mark.slow)
 
 
 OWN_SCALE = {"cholesky": 1e-13, "spectral": 1e-13}
