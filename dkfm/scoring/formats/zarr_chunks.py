@@ -1,6 +1,7 @@
 """Write chunks of scores as files of Zarr arrays, one file for each output, and one for the ids of the rows."""
 
 import os
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO
@@ -121,7 +122,7 @@ class ZarrChunks:
         return crc32c.to_bytes(CRC_BYTES, "little")
 
 
-class _ZarrChunkFile:
+class _ZarrChunkFile(ABC):
     """A chunk of one array that is being written."""
 
     def __init__(self, chunk_rows: int, chunk: Chunk, file: ReadBackWriter) -> None:
@@ -130,9 +131,9 @@ class _ZarrChunkFile:
         """Which rows of each piece are invalid."""
         self._checksum = 0
 
+    @abstractmethod
     def _pad(self, rows: int) -> None:
         """Write so many rows of the fill value, which missing chunks have."""
-        raise NotImplementedError
 
     def finish(self) -> None:
         """Pad the chunk, and append the checksum."""
