@@ -92,7 +92,7 @@ class KernelEstimator(ScoringMixin):
 
     def _log_fit(self, data: TrainingData) -> None:
         """Log the size of a fit that starts."""
-        n, name = data.rows_as_landmarks.shape[0], type(self).__name__
+        n, name = data.indexable_rows.shape[0], type(self).__name__
         log_stage("fit", f"{name} of {n:,} rows with {data.kernel!r:.100}", rows=n, estimator=name)
 
     def _set_fitted(

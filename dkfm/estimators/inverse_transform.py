@@ -136,13 +136,13 @@ class InverseTransformMixin(KernelTransformer):
         alpha = self.alpha
         if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 <= alpha < np.inf:
             raise InvalidInputError(f"alpha must be a finite number >= 0, and is {alpha!r}.")
-        if not isinstance(rows.rows_as_landmarks, np.ndarray):
+        if not isinstance(rows.indexable_rows, np.ndarray):
             raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
         try:
-            _strip_standardization(rows.kernel, standardized)(np.ones((1, rows.rows_as_landmarks.shape[1] + 1)))
+            _strip_standardization(rows.kernel, standardized)(np.ones((1, rows.indexable_rows.shape[1] + 1)))
         except KernelError:
             raise NotSupportedError(
-                f"{rows.kernel!r} takes rows of {rows.rows_as_landmarks.shape[1]} columns, and not their scores: it "
+                f"{rows.kernel!r} takes rows of {rows.indexable_rows.shape[1]} columns, and not their scores: it "
                 "has no inverse transform."
             ) from None
 
@@ -152,7 +152,7 @@ class InverseTransformMixin(KernelTransformer):
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, kernel = len(scores), _strip_standardization(rows.kernel, standardized)
         memory.require_driver_memory(n, rows.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1)
-        X = cast("Array", rows.rows_as_landmarks)
+        X = cast("Array", rows.indexable_rows)
         return {
             "X_transformed_fit": scores,
             "dual_coef": preimages.solve_ridge_regression(kernel, scores, X, self.alpha / weights),

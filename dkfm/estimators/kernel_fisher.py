@@ -197,7 +197,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         dtype = check_dtype(precision)
         options, X = self._discriminant_options(), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
-        y = class_labels.check_labels(y, all_rows.rows_as_landmarks.shape[0], type(self).__name__)
+        y = class_labels.check_labels(y, all_rows.indexable_rows.shape[0], type(self).__name__)
         rows, weights = training_data.drop_zero_weights(all_rows, sample_weight)
         labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)

@@ -237,7 +237,7 @@ class KernelPCA(InverseTransformMixin):
             result = pca.fit_components(rows, options, weighting, self._get_options(pca.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
-            landmarks, eigenvalues, tiles = rows.rows_as_landmarks, result.eigenvalues, rows.iter_row_tiles()
+            landmarks, eigenvalues, tiles = rows.indexable_rows, result.eigenvalues, rows.iter_row_tiles()
             model = pca.make_components_model(rows.kernel, landmarks, result, weighting.centered, options.dtype)
             measured = fit_certificates.certify_components(model, eigenvalues, tiles, weights, self.workspace)
             fitted = {**columns, **pca.collect_fitted(result, weighting.total), "certificate": measured}

@@ -69,7 +69,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
-        given = self._read_targets(y, sample_weight, all_rows.rows_as_landmarks.shape[0])
+        given = self._read_targets(y, sample_weight, all_rows.indexable_rows.shape[0])
         data, targets = given.select(all_rows)
         self._log_fit(data)
         with single_blas_thread_for_fit(len(targets.weights)):

@@ -123,18 +123,20 @@ def compare_roads(task: ProductTask, available: int) -> list[RoadCost]:
     costs = [_cost_dense(task), _cost_stored(task)]
     if not task.kernel.is_precomputed:
         costs.append(_cost_matrix_free(task))
-    costs.sort(key=lambda cost: _rank_cost(task, cost, available))
-    if not _rank_cost(task, costs[0], available)[0]:
+    costs.sort(key=lambda cost: _cost_sort_key(task, cost, available))
+    if not _cost_sort_key(task, costs[0], available)[0]:
         limit = _SAME_TIME * costs[0].seconds
         alike = [
-            cost for cost in costs if _rank_cost(task, cost, available)[:2] == (False, False) and cost.seconds <= limit
+            cost
+            for cost in costs
+            if _cost_sort_key(task, cost, available)[:2] == (False, False) and cost.seconds <= limit
         ]
         first = min(alike, key=lambda cost: cost.memory_bytes, default=costs[0])
         costs.sort(key=lambda cost: cost is not first)
     return costs
 
 
-def _rank_cost(task: ProductTask, cost: RoadCost, available: int) -> tuple[bool, bool, float]:
+def _cost_sort_key(task: ProductTask, cost: RoadCost, available: int) -> tuple[bool, bool, float]:
     fits = cost.memory_bytes <= available and cost.disk_bytes <= task.disk_room
     unwanted = task.keeps_store and cost.road is Road.MATRIX_FREE
     return (False, unwanted, cost.seconds) if fits else (True, False, float(cost.memory_bytes))

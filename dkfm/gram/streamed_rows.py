@@ -42,7 +42,7 @@ class StreamedRows:
         return cls(kernel.resolve(read_evenly_spaced_rows(source, _RESOLVING_ROWS)), source)
 
     @property
-    def rows_as_landmarks(self) -> Rows:
+    def indexable_rows(self) -> Rows:
         """The rows, of which some can be read, as `SourceRows`."""
         return cast("Rows", SourceRows(self.source))
 
@@ -64,7 +64,7 @@ class StreamedRows:
 
     def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows of the given numbers."""
-        return self.rows_as_landmarks[numbers]
+        return self.indexable_rows[numbers]
 
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""

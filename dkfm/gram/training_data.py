@@ -50,7 +50,7 @@ class TrainingData(Protocol):
         """Kernel with all parameters resolved."""
 
     @property
-    def rows_as_landmarks(self) -> Rows:
+    def indexable_rows(self) -> Rows:
         """Landmarks of a model: the rows (N, d), or the row indices (N, 1) of a precomputed kernel."""
 
     @property
@@ -88,7 +88,7 @@ class TrainingRows:
     """Training rows that the kernel compares directly; the landmarks are the rows themselves."""
 
     kernel: Kernel
-    rows_as_landmarks: Rows
+    indexable_rows: Rows
     mean_values_per_row: int
     """As in `TrainingData`; 0 if the rows are only to be certified, not fitted."""
     original_row_indices: Indices | None = None
@@ -98,21 +98,21 @@ class TrainingRows:
         from dkfm.gram import build
 
         return build.compute_driver_gram(
-            self.kernel, self.rows_as_landmarks, tile_rows=tile_rows, workspace=workspace, progress=progress
+            self.kernel, self.indexable_rows, tile_rows=tile_rows, workspace=workspace, progress=progress
         )
 
     def iter_row_tiles(self) -> Iterator[Rows]:
         """Yield all rows at once; a model splits rows in memory into tiles itself."""
-        yield self.rows_as_landmarks
+        yield self.indexable_rows
 
     def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices."""
-        return self.rows_as_landmarks[numbers]
+        return self.indexable_rows[numbers]
 
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
         with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
-            diagonal = self.kernel.evaluate_diagonal(self.rows_as_landmarks)
+            diagonal = self.kernel.evaluate_diagonal(self.indexable_rows)
         if not np.isfinite(diagonal).all():
             row = int(np.isfinite(diagonal).argmin())
             raise KernelError(f"{self.kernel!r} returned {diagonal[row]} for rows {row} and {row}.")
@@ -121,19 +121,19 @@ class TrainingRows:
     def subset(self, numbers: Indices) -> "TrainingRows":
         """Return the training data of the given rows."""
         original_numbers = None if self.original_row_indices is None else self.original_row_indices[numbers]
-        return TrainingRows(self.kernel, self.rows_as_landmarks[numbers], self.mean_values_per_row, original_numbers)
+        return TrainingRows(self.kernel, self.indexable_rows[numbers], self.mean_values_per_row, original_numbers)
 
     def find_extreme_rows(self, diagonal: Array) -> Indices:
         """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
-        return kernel_rounding.find_extreme_rows(self.rows_as_landmarks, diagonal)
+        return kernel_rounding.find_extreme_rows(self.indexable_rows, diagonal)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
-        evaluator = self.kernel.make_evaluator(self.rows_as_landmarks)
+        evaluator = self.kernel.make_evaluator(self.indexable_rows)
 
         def evaluate_column(number: int) -> Array:
             with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
-                column: Array = evaluator(self.rows_as_landmarks[number : number + 1])[0]
+                column: Array = evaluator(self.indexable_rows[number : number + 1])[0]
             if not np.isfinite(column).all():
                 other = int(np.isfinite(column).argmin())
                 raise KernelError(f"{self.kernel!r} returned {column[other]} for rows {number} and {other}.")
@@ -151,7 +151,7 @@ class PrecomputedGram:
     original_row_indices: Indices
 
     @property
-    def rows_as_landmarks(self) -> Array:
+    def indexable_rows(self) -> Array:
         """Indices of the columns, (N, 1)."""
         return self.original_row_indices.astype(np.float64)[:, np.newaxis]
 
@@ -187,7 +187,7 @@ class PrecomputedGram:
 
     def find_extreme_rows(self, diagonal: Array) -> Indices:
         """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
-        return kernel_rounding.find_extreme_rows(self.rows_as_landmarks, diagonal)
+        return kernel_rounding.find_extreme_rows(self.indexable_rows, diagonal)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
@@ -239,7 +239,7 @@ def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> Trainin
 
 def drop_zero_weights(data: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:
     """Return the training rows with positive weights, and these weights (N,); without `sample_weight` all are 1."""
-    n = data.rows_as_landmarks.shape[0]
+    n = data.indexable_rows.shape[0]
     if sample_weight is None:
         return data, np.ones(n)
     weights = check_sample_weight(sample_weight, n)

@@ -17,10 +17,10 @@ from dkfm.kernels.algebra import Constant, Power, Product, Scaled, Sum
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
 from dkfm.kernels.dot_product import ArcCosine, Cosine, Linear, Polynomial, Sigmoid
+from dkfm.kernels.functions_of_kernels import Exp, Normalized, PowerSeries
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon
 from dkfm.kernels.parameters import MEDIAN
 from dkfm.kernels.separable import Laplacian, Periodic
-from dkfm.kernels.series import Exp, Normalized, PowerSeries
 from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
 from dkfm.kernels.transformed import Affine, Columns, Standardize, Warped
 

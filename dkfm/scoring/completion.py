@@ -13,7 +13,7 @@ from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.storage import own_files, zarr_schema
-from dkfm.storage.codec_checks import CRC_BYTES
+from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 
 def is_sound(output: Output, receipt: Receipt) -> bool:

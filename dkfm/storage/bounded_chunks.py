@@ -26,8 +26,8 @@ from zarr.storage import LocalStore, StorePath
 from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError
 from dkfm.files.local import open_plain
-from dkfm.storage import codec_checks, zarr_schema
-from dkfm.storage.codec_checks import CRC_BYTES
+from dkfm.storage import array_metadata_checks, zarr_schema
+from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 _COMPRESSORS = ("zstd", "blosc", "gzip")
 _OVERHEAD_BYTES = 2**8
@@ -70,7 +70,7 @@ def _require_bounded_file(root: Path, file: Path, info: zarr_schema.ArrayInfo, c
     status = zarr_schema.stat_regular_file_within(root, file)
     if status is None:
         return
-    inner, itemsize = codec_checks.inner_chunk_shape(codecs), np.dtype(info.dtype).itemsize
+    inner, itemsize = array_metadata_checks.inner_chunk_shape(codecs), np.dtype(info.dtype).itemsize
     count = prod(info.chunks) // prod(inner or info.chunks)
     max_length = 2 * prod(inner or info.chunks) * itemsize + _OVERHEAD_BYTES
     max_size = count * (max_length + _ENTRY_BYTES)
@@ -78,7 +78,7 @@ def _require_bounded_file(root: Path, file: Path, info: zarr_schema.ArrayInfo, c
         raise DamagedStoreError(f"{file} has {status.st_size} bytes, and a chunk of its array at most {max_size}.")
     if inner is None:
         return
-    index = _read_shard_index(file, status.st_size, count, codec_checks.codec_configuration(codecs, 0))
+    index = _read_shard_index(file, status.st_size, count, array_metadata_checks.codec_configuration(codecs, 0))
     offsets, lengths = index[index[:, 0] != _NO_CHUNK].T
     if (lengths > max_length).any() or (offsets > status.st_size).any() or (offsets + lengths > status.st_size).any():
         raise DamagedStoreError(f"The index of the shard {file} refers to bytes that it does not have.")
@@ -87,7 +87,7 @@ def _require_bounded_file(root: Path, file: Path, info: zarr_schema.ArrayInfo, c
 def _read_shard_index(file: Path, size: int, count: int, shard: Mapping[str, object]) -> npt.NDArray[np.uint64]:
     """Return the offset and the length of each inner chunk of a shard, (count, 2), in bytes."""
     index_bytes = _ENTRY_BYTES * count
-    checksum = CRC_BYTES * (codec_checks.codec_names(shard.get("index_codecs")) or []).count("crc32c")
+    checksum = CRC_BYTES * (array_metadata_checks.codec_names(shard.get("index_codecs")) or []).count("crc32c")
     if size < index_bytes + checksum:
         raise DamagedStoreError(f"{file} has {size} bytes, and the index of its chunks alone has {index_bytes}.")
     with open_plain(file) as opened:
@@ -97,13 +97,13 @@ def _read_shard_index(file: Path, size: int, count: int, shard: Mapping[str, obj
 
 def _bound_codecs(codecs: object) -> list[object]:
     """Return codecs with each compressor replaced by a bounded one."""
-    names = codec_checks.codec_names(codecs) or []
+    names = array_metadata_checks.codec_names(codecs) or []
     bounded: list[object] = list(codecs) if isinstance(codecs, list) else []
     for position, name in enumerate(names):
         if name in _COMPRESSORS:
             bounded[position] = _BoundedCodec(name, names[:position].count("crc32c"))
         elif name == "sharding_indexed":
-            shard = codec_checks.codec_configuration(codecs, position)
+            shard = array_metadata_checks.codec_configuration(codecs, position)
             bounded[position] = ShardingCodec(**{**shard, "codecs": _bound_codecs(shard["codecs"])})  # type: ignore[arg-type]  # its fields, as checked
     return bounded
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import count_tiles
 from dkfm.files.local import open_plain
 from dkfm.storage import zarr_schema
-from dkfm.storage.codec_checks import CRC_BYTES
+from dkfm.storage.array_metadata_checks import CRC_BYTES
 from dkfm.storage.zarr_store import view_bytes
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
 from dkfm.files.local import is_partial
-from dkfm.storage import codec_checks, json_reading
-from dkfm.storage.codec_checks import CRC_BYTES, parse_axis_lengths
+from dkfm.storage import array_metadata_checks, json_reading
+from dkfm.storage.array_metadata_checks import CRC_BYTES, parse_axis_lengths
 
 VERSIONS = {"factor": 1, "gram": 1, "model": 2, "root": 1, "rows": 1, "scores": 3}
 """Format version of each kind of store, the only one that this version of dkfm reads and writes."""
@@ -292,7 +292,7 @@ def parse_array_info(
     )
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
     is_text = text and dtype == "string"
-    fault, codecs = None, codec_checks.configured_codecs(metadata)
+    fault, codecs = None, array_metadata_checks.configured_codecs(metadata)
     own_codecs = _TEXT_CODECS if is_text else _OWN_CODECS
     kind = metadata.get("zarr_format"), metadata.get("node_type")
     if type(kind[0]) is not int or kind != (3, "array"):
@@ -303,12 +303,12 @@ def parse_array_info(
         fault = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers") not in (None, []):
         fault = "it has storage transformers"
-    elif not (codec_checks.is_supported(metadata.get("codecs"), chunks) if source else codecs == own_codecs):
+    elif not (array_metadata_checks.is_supported(metadata.get("codecs"), chunks) if source else codecs == own_codecs):
         fault = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
-        fault = codec_checks.find_size_fault(shape, chunks, known[str(dtype)]) or codec_checks.find_chunk_key_fault(
-            metadata
-        )
+        fault = array_metadata_checks.find_size_fault(
+            shape, chunks, known[str(dtype)]
+        ) or array_metadata_checks.find_chunk_key_fault(metadata)
     elif not _is_own_layout(metadata, shape, chunks):
         fault = "its fill value, chunks or chunk keys are not those that dkfm writes"
     if fault is not None:
@@ -322,10 +322,14 @@ def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
     fill = metadata.get("fill_value")
     number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
     axes = metadata.get("shape")
-    named = isinstance(axes, list) and codec_checks.are_dimension_names(metadata.get("dimension_names"), len(axes))
+    named = isinstance(axes, list) and array_metadata_checks.are_dimension_names(
+        metadata.get("dimension_names"), len(axes)
+    )
     standard = set(metadata) <= _METADATA_KEYS and number and named
     nested = standard and _get_configuration(metadata, "chunk_key_encoding", "separator") == "/"
-    codecs = next((n for n in (1, 2) if nested and codec_checks.configured_codecs(metadata) == _OWN_CODECS[:n]), None)
+    codecs = next(
+        (n for n in (1, 2) if nested and array_metadata_checks.configured_codecs(metadata) == _OWN_CODECS[:n]), None
+    )
     return None if codecs is None else CRC_BYTES * (codecs - 1)
 
 
@@ -336,7 +340,7 @@ def _is_own_layout(metadata: Mapping[str, object], shape: tuple[int, ...], chunk
         and metadata.get("chunk_grid") == {"name": "regular", "configuration": {"chunk_shape": list(chunks)}}
         and metadata.get("chunk_key_encoding") == {"name": "default", "configuration": {"separator": "/"}}
         and metadata.get("attributes") in (None, {})
-        and codec_checks.are_dimension_names(metadata.get("dimension_names"), len(shape))
+        and array_metadata_checks.are_dimension_names(metadata.get("dimension_names"), len(shape))
         and all(chunk <= max(1, length) for chunk, length in zip(chunks, shape, strict=True))
     )
 
@@ -353,7 +357,7 @@ def _get_configuration(metadata: Mapping[str, object], field: str, key: str) -> 
     extension = metadata.get(field)
     expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[field]
     known = isinstance(extension, Mapping) and extension.get("name") == expected
-    return codec_checks.codec_configuration([extension], 0).get(key) if known else None
+    return array_metadata_checks.codec_configuration([extension], 0).get(key) if known else None
 
 
 def require_array_name(root: Path, name: object) -> str:

@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore
 from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, extract_reason
 from dkfm.files import local, temporary_folders
 from dkfm.files.local import new_file, sync_folder, translate_write_errors
-from dkfm.storage import codec_checks, own_files, zarr_schema
+from dkfm.storage import array_metadata_checks, own_files, zarr_schema
 
 if TYPE_CHECKING:
     from zarr.core.metadata import ArrayV3Metadata
@@ -272,7 +272,7 @@ def write_chunk(array: Path, index: tuple[int, ...], values: npt.NDArray[np.gene
     checksum = int(google_crc32c.value(view_bytes(data)))
     with new_file(array.joinpath("c", *map(str, index)), array) as new:
         new.file.write(view_bytes(data).data)
-        new.file.write(checksum.to_bytes(codec_checks.CRC_BYTES, "little"))
+        new.file.write(checksum.to_bytes(array_metadata_checks.CRC_BYTES, "little"))
         new.commit()
     return checksum
 

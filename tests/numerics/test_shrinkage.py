@@ -49,7 +49,7 @@ def predict_directly(K, y, w, held, shares):
         yield (F[held] @ P - np.diag(M @ P) / 2 + np.log(priors)).argmax(axis=1)
 
 
-def correct_weights_directly(K, y, w):
+def weigh_directly(K, y, w):
     right, fold = np.zeros(len(shrinkage.SHRINKAGE_GRID)), folds(y)
     for held in (fold == k for k in range(fold.max() + 1)):
         for number, codes in enumerate(predict_directly(K, y, w, held, shrinkage.SHRINKAGE_GRID)):
@@ -71,12 +71,12 @@ def choose(K, classes):
 
 def require_direct_choice(kernel, X, y, w=None):
     K, w = kernel(X, X), np.ones(len(y)) if w is None else w
-    classes, right = Classes(y, w, len(np.unique(y))), correct_weights_directly(K, y, w)
+    classes, right = Classes(y, w, len(np.unique(y))), weigh_directly(K, y, w)
     spectral = decompose(K, classes)
-    np.testing.assert_allclose(shrinkage.correct_weights(spectral, classes), right, rtol=1e-12)
+    np.testing.assert_allclose(shrinkage.weigh_correct_predictions(spectral, classes), right, rtol=1e-12)
     for count in (2, 5):
-        threaded = shrinkage.correct_weights(spectral, classes, count)
-        np.testing.assert_array_equal(threaded, shrinkage.correct_weights(spectral, classes))
+        threaded = shrinkage.weigh_correct_predictions(spectral, classes, count)
+        np.testing.assert_array_equal(threaded, shrinkage.weigh_correct_predictions(spectral, classes))
     assert choose(K, classes) == shrinkage.choose_shrinkage_by_folds(K, classes, "raise") == best(right)
 
 
@@ -116,8 +116,8 @@ def test_the_eigenvalue_of_the_mean_may_be_above_the_cut(seed):
         coordinates=kept.T @ classes.weighted_centred_indicators(),
     )
     assert len(every.values) == 200
-    right = correct_weights_directly(K, y, np.ones(200))
-    np.testing.assert_array_equal(shrinkage.correct_weights(every, classes), right)
+    right = weigh_directly(K, y, np.ones(200))
+    np.testing.assert_array_equal(shrinkage.weigh_correct_predictions(every, classes), right)
 
 
 def test_a_row_that_is_alone_in_its_class_is_never_left_out():
@@ -153,7 +153,7 @@ def test_the_estimator_chooses_the_same_and_decomposes_once(dtype, weighted, mon
     found = KernelFisher(kernel=kernel, shrinkage="auto").fit(X, y, w)
     assert sizes == [90]
     K = kernel(X.astype(np.float64), X.astype(np.float64))
-    assert found.shrinkage_ == best(correct_weights_directly(K, y, w))
+    assert found.shrinkage_ == best(weigh_directly(K, y, w))
     plain = KernelFisher(kernel=kernel, shrinkage=found.shrinkage_).fit(X, y, w)
     tolerance = 1e-9 if dtype == "float64" else 1e-5
     np.testing.assert_allclose(found.transform(X), plain.transform(X), atol=tolerance)

@@ -86,7 +86,7 @@ def fit_discriminants(
     else:
         chosen, result = cast("float", options.shrinkage), _solve_without_gram(data, classes, options, solver)
     heads = fisher.make_discriminant_heads(result, classes, options.n_components)
-    model = cast_model(Model(data.kernel, data.rows_as_landmarks, heads), dtype)
+    model = cast_model(Model(data.kernel, data.indexable_rows, heads), dtype)
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
     measured = certify_discriminants(prepare_scorer(model), data, {**values, **weights}, result.ridge)
@@ -98,7 +98,7 @@ def _solve_without_gram(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, method: str
 ) -> Discriminants:
     """Solve without a Gram matrix in memory, on the current Dask client or on threads of this process."""
-    kernel, X = data.kernel, data.rows_as_landmarks
+    kernel, X = data.kernel, data.indexable_rows
     system = SystemOptions(options.tile_rows, options.workspace, options.progress)
     solver = SystemSolver(kernel, X, classes.weights, method, system)
     with open_matrix_free(kernel, X, classes.count + 1, workspace=options.workspace, progress=options.progress) as gram:
@@ -115,7 +115,7 @@ def _solve_in_memory(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, decomposes: bool
 ) -> tuple[float, Discriminants]:
     """Return the shrinkage and the discriminants from the Gram matrix in memory."""
-    kernel, n, d = data.kernel, data.rows_as_landmarks.shape[0], data.mean_values_per_row
+    kernel, n, d = data.kernel, data.indexable_rows.shape[0], data.mean_values_per_row
     clips = options.on_indefinite == "clip" and not _is_known_psd(kernel)
     by_eigenvalues = _needs_eigenvalues(options, kernel)
     has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)

@@ -51,7 +51,7 @@ def open_eigenproblem(
 
     The means (N,) of the rows of the matrix are computed, unless they are given or the matrix is in memory.
     """
-    rows, kernel = data.rows_as_landmarks, data.kernel
+    rows, kernel = data.indexable_rows, data.kernel
     if road is Road.DENSE:
         yield kernel_components.make_dense_problem(data.compute_gram(tile_rows, workspace, progress), weighting)
     elif isinstance(data, PrecomputedGram):
@@ -77,12 +77,12 @@ def choose_road(data: TrainingData, q: int, tile_rows: int | None, workspace: st
     BudgetError
         No road fits in memory.
     """
-    n, d = data.rows_as_landmarks.shape[0], data.mean_values_per_row
+    n, d = data.indexable_rows.shape[0], data.mean_values_per_row
     with open_executor(find_client(None)) as executor:
         threads, is_cluster = executor.threads, executor.client is not None
     task = make_product_task(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
     if task.keeps_store and not data.kernel.is_precomputed and n > SMALL_ROWS:  # what an earlier fit has written counts
-        task = replace(task, disk_room=build.find_disk_room(data.kernel, data.rows_as_landmarks, workspace))
+        task = replace(task, disk_room=build.find_disk_room(data.kernel, data.indexable_rows, workspace))
     free = memory.available_memory()
     costs = select_roads(task, free)
     if n > SMALL_ROWS and len(costs) > 1 and costs[0].road is not Road.STORED:
@@ -121,7 +121,7 @@ def select_roads(task: ProductTask, available: int) -> list[RoadCost]:
 
 def count_pilot_products(sample: TrainingData, n: int, q: int) -> int:
     """Return the number of products that find q components of a sample of n rows: their spectra are much alike."""
-    rows, p = sample.rows_as_landmarks.shape[0], lanczos.choose_block_columns(n, q)
+    rows, p = sample.indexable_rows.shape[0], lanczos.choose_block_columns(n, q)
     if 2 * (q + p) > min(rows // 2, lanczos.choose_basis_columns(rows, q)):
         return _TYPICAL_PRODUCTS
     try:

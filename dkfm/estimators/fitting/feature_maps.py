@@ -94,7 +94,7 @@ def fit_map(
         _log_residuals(len(diagonal), data, root)
         residuals = training_statistics.compute_residuals(scorer, visited.iter_row_tiles(), diagonal, root, lengths)
     if options.on_indefinite != "clip" and not all_rows:
-        _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths, data.rows_as_landmarks.shape[0])
+        _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths, data.indexable_rows.shape[0])
     bounds, rank = _bound_errors(scorer, data, None if is_sample else diagonal, root, residuals, lengths, options)
     if bounds is not None and options.tol is not None:
         rank = find_rank_within(bounds[: rank + 1], options.tol)
@@ -191,7 +191,7 @@ def _lowest_dropped(root: Root) -> float:
 
 def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
     head = Head(root.weights, triangular=root.triangular)
-    return prepare_scorer(Model(data.kernel, landmarks.rows_as_landmarks, {"features": head}))
+    return prepare_scorer(Model(data.kernel, landmarks.indexable_rows, {"features": head}))
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:

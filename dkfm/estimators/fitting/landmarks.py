@@ -116,7 +116,7 @@ def choose_landmarks(
 def _choose(
     data: TrainingData, landmarks: object, n_landmarks: int | None, rng: np.random.RandomState, options: MapOptions
 ) -> ChosenLandmarks:
-    n = data.rows_as_landmarks.shape[0]
+    n = data.indexable_rows.shape[0]
     if isinstance(landmarks, int | np.integer):
         raise InvalidInputError("landmarks= takes landmarks themselves, or a selector; their number is n_landmarks.")
     if landmarks is None:
@@ -149,7 +149,7 @@ def _draw_sample(
     data: TrainingData, chosen: ChosenLandmarks, rng: np.random.RandomState, options: MapOptions
 ) -> TrainingData | None:
     """Draw the rows that `certify="sample"` visits; None if it visits all, as where the fit does so anyway."""
-    n = data.rows_as_landmarks.shape[0]
+    n = data.indexable_rows.shape[0]
     knows_residuals = chosen.pivots is not None and options.basis == "cholesky"
     if options.certify == "all" or knows_residuals or n <= SAMPLED_ROWS or uses_all_rows(chosen.landmarks, data):
         return None
@@ -159,7 +159,7 @@ def _draw_sample(
 def uses_all_rows(landmarks: TrainingData, data: TrainingData) -> bool:
     """Return whether the landmarks are all training rows, in any order."""
     are_rows = landmarks is data or landmarks.original_row_indices is not None
-    return are_rows and landmarks.rows_as_landmarks.shape[0] == data.rows_as_landmarks.shape[0]
+    return are_rows and landmarks.indexable_rows.shape[0] == data.indexable_rows.shape[0]
 
 
 def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
@@ -167,7 +167,7 @@ def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     indices = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
     if indices is not None and indices.ndim == 1:
         known = data.original_row_indices
-        known = np.arange(data.rows_as_landmarks.shape[0]) if known is None else known
+        known = np.arange(data.indexable_rows.shape[0]) if known is None else known
         indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
         if indices.dtype.kind not in "iu" or not len(indices):
             raise InvalidInputError("landmarks in one dimension are the numbers of training rows: some integers.")
@@ -179,8 +179,8 @@ def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     if data.kernel.is_precomputed:
         raise InvalidInputError("The landmarks of a precomputed kernel are numbers of rows, for it has no points.")
     rows = as_float64(as_rows(landmarks, "landmarks"))
-    if rows.shape[1] != data.rows_as_landmarks.shape[1]:
-        raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {data.rows_as_landmarks.shape[1]}.")
+    if rows.shape[1] != data.indexable_rows.shape[1]:
+        raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {data.indexable_rows.shape[1]}.")
     return TrainingRows(data.kernel, rows.copy(), data.mean_values_per_row)
 
 
@@ -189,9 +189,9 @@ def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) ->
 
     if not isinstance(data, TrainingRows):
         raise InvalidInputError('landmarks="kmeans" needs points, and a precomputed kernel has none.')
-    n = data.rows_as_landmarks.shape[0]
+    n = data.indexable_rows.shape[0]
     log_stage("landmarks", f"{count:,} centres of {n:,} rows in this process", rows=n, landmarks=count)
-    centres = KMeans(count, n_init=1, random_state=rng).fit(data.rows_as_landmarks).cluster_centers_
+    centres = KMeans(count, n_init=1, random_state=rng).fit(data.indexable_rows).cluster_centers_
     return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
 
@@ -232,7 +232,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
     what = _describe_gram(landmarks.kernel)
-    n = landmarks.rows_as_landmarks.shape[0]
+    n = landmarks.indexable_rows.shape[0]
     seconds = budget.eigendecomposition_seconds(n)
     lengths = row_lengths(gram_holder[0].diagonal())
     log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
@@ -276,7 +276,7 @@ def _find_pivots(
 
     With `rng`, a row is drawn with a probability proportional to its residual; else the largest residual is first.
     """
-    n, d, build = data.rows_as_landmarks.shape[0], data.mean_values_per_row, options.build
+    n, d, build = data.indexable_rows.shape[0], data.mean_values_per_row, options.build
     max_pivots = limit or n
     if isinstance(data, StreamedRows) or build == "rounds":
         return _find_pivots_in_rounds(data, options, limit, rng)
@@ -316,7 +316,7 @@ def _find_pivots_by_columns(
     may_take_rounds: bool,
 ) -> pivoted_cholesky.Pivots | None:
     """Find pivots column by column; return None where another way is predicted to be faster, or fits in memory."""
-    n = data.rows_as_landmarks.shape[0]
+    n = data.indexable_rows.shape[0]
     max_pivots, choose = limit or n, pivoted_cholesky.choose_largest if rng is None else _make_random_choice(rng)
     log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows, column by column, in this process", rows=n)
     with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
@@ -354,7 +354,7 @@ class _ColumnMonitor:
     bar: progress.Bar
 
     def __call__(self, count: int, remaining: Array) -> bool:
-        n, d = self.data.rows_as_landmarks.shape[0], self.data.mean_values_per_row
+        n, d = self.data.indexable_rows.shape[0], self.data.mean_values_per_row
         rank = min(self.max_pivots, pivoted_cholesky.forecast_rank(remaining, self.residual_threshold, n))
         self.bar.total = rank if count else None
         self.bar.update(count - self.bar.n)
@@ -384,7 +384,7 @@ def _has_gram_memory(data: TrainingData) -> bool:
 
 
 def _require_gram_memory(data: TrainingData, squares: int) -> None:
-    n, kernel = data.rows_as_landmarks.shape[0], data.kernel
+    n, kernel = data.indexable_rows.shape[0], data.kernel
     memory.require_driver_memory(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 

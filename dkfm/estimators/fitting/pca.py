@@ -148,7 +148,7 @@ def fit_components(
     ConvergenceError
         Lanczos did not converge within `max_iter` products.
     """
-    n, q, kernel = data.rows_as_landmarks.shape[0], options.count, data.kernel
+    n, q, kernel = data.indexable_rows.shape[0], options.count, data.kernel
     dense_fits = has_dense_memory(n, data.mean_values_per_row, kernel)
     if isinstance(q, int) and uses_lanczos(n, q, solver, dense_fits):
         try:
@@ -181,7 +181,7 @@ def uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> boo
 def _fit_by_lanczos(
     data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions
 ) -> Components:
-    n, q = data.rows_as_landmarks.shape[0], int(options.count or 0)
+    n, q = data.indexable_rows.shape[0], int(options.count or 0)
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
@@ -236,7 +236,7 @@ def _open_checkpoint(
         "weights": digest_rows(MemorySource(weighting.weights[:, np.newaxis])),
         "start": digest_rows(MemorySource(start)),
     }
-    rows = MemorySource(data.rows_as_landmarks)
+    rows = MemorySource(data.indexable_rows)
     with checkpoints.open_checkpoint(solver.workspace, "components", data.kernel, rows, parameters) as checkpoint:
         yield StepCheckpoint(checkpoint, road.basis_columns)
 

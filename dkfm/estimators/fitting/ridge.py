@@ -200,7 +200,7 @@ def fit_ridge(
         solution = _solve_without_gram(data, scaled, options, cast("Array", penalties), solver)
     else:
         solution = _solve_in_memory(data, scaled, options, penalties, path, per_target, bool(reason))
-    model = _make_model(Model(data.kernel, data.rows_as_landmarks, {}), solution.coefficients * scale, stored, dtype)
+    model = _make_model(Model(data.kernel, data.indexable_rows, {}), solution.coefficients * scale, stored, dtype)
     fitted = _certify(model, data, solution, scale, stored)
     if path is not None:
         with np.errstate(over="ignore", under="ignore"):
@@ -234,7 +234,7 @@ def _solve_without_gram(
 ) -> RidgeSolution:
     """Solve without a Gram matrix in memory, on the current Dask client or on threads of this process."""
     system = SystemOptions(options.tile_rows, options.workspace, options.progress, options.tol)
-    solver = SystemSolver(data.kernel, data.rows_as_landmarks, targets.weights, method, system)
+    solver = SystemSolver(data.kernel, data.indexable_rows, targets.weights, method, system)
 
     def solve(alpha: float, right: Array) -> tuple[Array, Array | None]:
         found = solver.solve(alpha, right, inverse_diagonal=bool(options.leave_one_out))

@@ -28,7 +28,7 @@ def choose_solver(data: TrainingData, solver: str, reason: str, estimator: str, 
     decomposes : bool
         Whether a fit with such a reason computes all eigenvectors.
     """
-    n, d, kernel = data.rows_as_landmarks.shape[0], data.mean_values_per_row, data.kernel
+    n, d, kernel = data.indexable_rows.shape[0], data.mean_values_per_row, data.kernel
     needs = reason or ("" if isinstance(data, TrainingRows) else "a precomputed kernel has no rows")
     require_served(solver, needs)
     if solver in ("tiled", "cg") or (solver == "auto" and not needs and not has_gram_memory(n, d, kernel)):

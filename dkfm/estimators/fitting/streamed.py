@@ -108,7 +108,7 @@ def find_pivots(
         The factor of the pivots does not fit in memory.
     """
     kernel = data.kernel
-    source = data.source if isinstance(data, StreamedRows) else MemorySource(data.rows_as_landmarks)
+    source = data.source if isinstance(data, StreamedRows) else MemorySource(data.indexable_rows)
     n, d = source.shape[0], source.mean_values_per_row
     count = min(limit or n, n)
     each = budget.pivot_task_bytes(d, min(count, _TYPICAL_RANK), kernel.peak_blocks, kernel.landmark_copies)

@@ -13,7 +13,7 @@ from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import eigenproblem, landmarks, pca
 from dkfm.estimators.fitting.streamed import is_opened, streams_rows
-from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_gram, shrink_model
+from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_fit_with_gram, shrink_model
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.estimators.planning.system_plans import plan_discriminants, plan_ridge, plan_tiled_map
 from dkfm.execution import memory
@@ -163,7 +163,7 @@ def _plan_eigenvectors(estimator: Any, chosen: PlannedRows, n: int) -> FitPlan:
     peak = chosen.fit_bytes(budget.ROTATION_SQUARES)
     peak = peak if may_rotate and peak <= memory.available_memory() else 0
     seconds = budget.eigendecomposition_seconds(chosen.n)
-    plan = plan_gram(estimator, chosen, "eigenvectors", budget.EIGENVECTOR_SQUARES, seconds, peak=peak)
+    plan = plan_fit_with_gram(estimator, chosen, "eigenvectors", budget.EIGENVECTOR_SQUARES, seconds, peak=peak)
     beside = 8 * (n - chosen.n) * (chosen.d + 3)
     return replace(plan, memory_bytes=plan.memory_bytes + beside, peak_bytes=plan.peak_bytes + beside)
 
@@ -197,7 +197,7 @@ def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     if rows.is_streamed:
         return _plan_rounds(estimator, rows, count)
     by_gram = budget.gram_and_pivots_seconds(n, 0, count)
-    plan = plan_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
+    plan = plan_fit_with_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
     need = budget.pivot_columns_bytes(n, d, count, rows.kernel.landmark_copies)
     seconds = budget.pivot_columns_seconds(n, d, count)
     columns = replace(
@@ -246,7 +246,7 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
 
 def _forecast_rank(sample: TrainingData, n: int, tol: float | None) -> int:
     """Foretell the rank of n rows: it grows from that of a sample as that does from half of the sample, or slower."""
-    rows = sample.rows_as_landmarks.shape[0]
+    rows = sample.indexable_rows.shape[0]
     parts = [sample.subset(np.arange(0, rows, step)) for step in (2, 1)]
     grams = (part.compute_gram(None, None) for part in parts)
     half, whole = (max(1, len(pivoted_cholesky.factor_gram(gram, tol).row_indices)) for gram in grams)
@@ -258,7 +258,9 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     kernel, free = rows.kernel, memory.available_memory()
     if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel)):
         seconds = budget.eigendecomposition_seconds(n)
-        return shrink_model(plan_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q)
+        return shrink_model(
+            plan_fit_with_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q
+        )
     task = eigenproblem.make_product_task(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )

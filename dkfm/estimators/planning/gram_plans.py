@@ -34,7 +34,7 @@ class PlannedRows:
         return budget.fit_bytes(self.n, self.d, self.kernel.peak_blocks, self.kernel.landmark_copies, squares)
 
 
-def plan_gram(
+def plan_fit_with_gram(
     estimator: Any, rows: PlannedRows, what: str, squares: int, seconds: float, *, peak: int = 0, on_disk: bool = False
 ) -> FitPlan:
     """Return the plan of a fit that computes the Gram matrix, and then something that takes `seconds`."""

@@ -10,7 +10,7 @@ from dkfm.core.chunking import count_tiles
 from dkfm.estimators.fitting import discriminants
 from dkfm.estimators.fitting.ridge import RidgeOptions
 from dkfm.estimators.fitting.solvers import has_gram_memory, require_served
-from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_gram, shrink_model
+from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_fit_with_gram, shrink_model
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.gram import build, matrix_free, roads
@@ -77,7 +77,9 @@ def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPl
     seconds = budget.eigendecomposition_seconds(rows.n) if by_eigenvalues else factors * budget.cholesky_seconds(rows.n)
     what = "all eigenvectors" if by_eigenvalues else "a Cholesky factor"
     peak = 0 if by_eigenvalues else rows.fit_bytes(budget.EIGENVECTOR_SQUARES)
-    return plan_gram(estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0)
+    return plan_fit_with_gram(
+        estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0
+    )
 
 
 @dataclass(frozen=True)

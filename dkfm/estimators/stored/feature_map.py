@@ -119,7 +119,7 @@ def sample_rows_and_landmarks(rows: TrainingData, diagonal: Array | None = None)
 
     With `diagonal` (N,), their k(x, x), the sample also has the rows that round most.
     """
-    numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
+    numbers = sample_evenly(rows.indexable_rows.shape[0])
     if diagonal is not None and not rows.kernel.is_precomputed:
         numbers = np.union1d(numbers, rows.find_extreme_rows(diagonal))
-    return rows.take_rows(numbers), rows.rows_as_landmarks[numbers]
+    return rows.take_rows(numbers), rows.indexable_rows[numbers]

@@ -104,7 +104,7 @@ def compute_tiled_root(
     require_served(data.kernel)
     if not isinstance(data, TrainingRows) or workspace is None:
         raise InvalidInputError("A root in tiles needs rows in memory and a workspace.")
-    kernel, X, lengths = data.kernel, data.rows_as_landmarks, row_lengths(data.diagonal())
+    kernel, X, lengths = data.kernel, data.indexable_rows, row_lengths(data.diagonal())
     roots = 1 / nonzero_lengths(lengths)
     identity = identify_factor(kernel, X, 0.0, roots)
     folder = local.make_folder(local.local_path(workspace)).absolute()
@@ -256,7 +256,7 @@ def _prepare_store(root: Path, identity: dict[str, object], factor: TileStore) -
 
 def _require_room(root: Path, factor: Path, data: TrainingRows, tile_rows: int | None) -> None:
     """Raise a BudgetError unless the disk has room for the factor and its root, and each thread for a task."""
-    n, kernel = data.rows_as_landmarks.shape[0], data.kernel
+    n, kernel = data.indexable_rows.shape[0], data.kernel
     size = min(n, checked_tile_rows(tile_rows))
     missing = tile_store.disk_bytes(n, size) + disk_bytes(n) - existing_bytes(root) - existing_bytes(factor)
     memory.require_disk(root, missing, "The root, with its factor,")

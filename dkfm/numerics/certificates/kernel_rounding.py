@@ -52,7 +52,7 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     some = rows[np.union1d(extreme, np.arange(0, len(diagonal), max(1, len(diagonal) // _CHANGED_ROWS)))]
     largest = MIN_KERNEL_ROUNDING
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
-        for z in (some, _interpolate(rows, extreme)):
+        for z in (some, _make_points_between_rows(rows, extreme)):
             try:
                 own, values = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(z))), evaluate(z)
                 blocks = [evaluate(_change_last_bits(z)) - values] if z is some or not has_code else []
@@ -101,7 +101,7 @@ def find_extreme_rows(rows: Rows, diagonal: Array) -> npt.NDArray[np.intp]:
     return np.unique(np.array(found, np.intp))
 
 
-def _interpolate(rows: Rows, extreme: npt.NDArray[np.intp]) -> Rows:
+def _make_points_between_rows(rows: Rows, extreme: npt.NDArray[np.intp]) -> Rows:
     """Return points between some rows, the extreme ones among them, and others: near the first, and farther away."""
     rng = np.random.default_rng(0)
     first, second = rng.integers(rows.shape[0], size=(2, min(16, rows.shape[0]), len(_BETWEEN)))
@@ -137,7 +137,7 @@ def measure_in_float32(cast_scorer: Scorer, scorer: Scorer, rows: Rows, lengths:
         return _MIN_FLOAT32_ROUNDING
     diagonal, largest = kernel.evaluate_diagonal(rows), _MIN_FLOAT32_ROUNDING
     code_free = is_code_free(kernel)
-    points = [rows, _interpolate(rows, find_extreme_rows(rows, diagonal))] if code_free else [rows]
+    points = [rows, _make_points_between_rows(rows, find_extreme_rows(rows, diagonal))] if code_free else [rows]
     with np.errstate(over="ignore", invalid="ignore"):  # values that float32 cannot hold raise elsewhere
         for z in points:
             changed = _change_last_bits(z, _EPS32 / 3)  # which float32 rounds by a third of a bit or more

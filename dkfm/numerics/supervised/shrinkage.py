@@ -56,13 +56,13 @@ def choose_shrinkage(spectral: SpectralGram, classes: Classes, threads: int = 1)
     InvalidInputError
         No shrinkage predicts a row right.
     """
-    return _choose_by_weights(correct_weights(spectral, classes, threads))
+    return _choose_by_weights(weigh_correct_predictions(spectral, classes, threads))
 
 
-def correct_weights(spectral: SpectralGram, classes: Classes, threads: int = 1) -> Array:
+def weigh_correct_predictions(spectral: SpectralGram, classes: Classes, threads: int = 1) -> Array:
     """Return the weight of the rows that each shrinkage of `SHRINKAGE_GRID` predicts right; see `choose_shrinkage`."""
     regression = _Regression.from_eigenvectors(spectral, classes)
-    return _sum_correct_weights((_LeftOutRows(regression, test) for test in _split_rows(classes)), threads)
+    return _weigh_folds((_LeftOutRows(regression, test) for test in _split_rows(classes)), threads)
 
 
 def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) -> float:
@@ -82,7 +82,7 @@ def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) ->
     """
     mirror_lower(K)
     folds = (_DecomposedFold.from_gram(K, classes, test, on_indefinite) for test in _split_rows(classes))
-    return _choose_by_weights(_sum_correct_weights(folds, 1))
+    return _choose_by_weights(_weigh_folds(folds, 1))
 
 
 def has_dominant_fold(diagonal: Array, classes: Classes) -> bool:
@@ -119,7 +119,7 @@ def _choose_by_weights(correct: Array) -> float:
     return SHRINKAGE_GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
-def _sum_correct_weights(folds: Iterator[_Fold], threads: int) -> Array:
+def _weigh_folds(folds: Iterator[_Fold], threads: int) -> Array:
     """Return the weight of the correctly predicted rows, for each shrinkage of `SHRINKAGE_GRID`."""
     correct = np.zeros(len(SHRINKAGE_GRID))
     with ThreadPoolExecutor(threads, thread_name_prefix="dkfm-shrinkage") as pool:
@@ -199,7 +199,7 @@ class _LeftOutRows:
         self._squared_lengths = float(np.delete(regression.squared_lengths, test).sum())
 
     @cached_property
-    def _sum(self) -> Array:
+    def _training_sum(self) -> Array:
         """Sum of the training rows, in the eigenvectors, (r,); that of all rows is 0."""
         total: Array = -(np.sqrt(self.test.weights) @ self._vectors)
         return total
@@ -208,8 +208,8 @@ class _LeftOutRows:
         values, training = self._regression.values, self.training
         left_out = self._vectors.T @ (self.test.weighted_columns() / np.sqrt(self.test.weights)[:, np.newaxis])
         sums = self._regression.coordinates[self._first :] - left_out
-        total = self._squared_lengths - float(values @ self._sum**2) / training.total
-        between = values @ (sums - np.outer(self._sum, training.class_shares)) ** 2 / training.sizes
+        total = self._squared_lengths - float(values @ self._training_sum**2) / training.total
+        between = values @ (sums - np.outer(self._training_sum, training.class_shares)) ** 2 / training.sizes
         return fisher.within_class_scatter_trace(total, between)
 
     def predict(self, ridge: float) -> tuple[Array, Array]:
@@ -225,7 +225,7 @@ class _LeftOutRows:
         corrected = coordinates - self._basis.T @ errors
         fitted = (values / (values + ridge))[:, np.newaxis] * corrected[self._first :]
         rows = self._vectors @ fitted / np.sqrt(self.test.weights)[:, np.newaxis]
-        return rows - self._sum @ fitted / self.training.total, (kept * corrected).T @ corrected
+        return rows - self._training_sum @ fitted / self.training.total, (kept * corrected).T @ corrected
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.errors import InvalidInputError
 from dkfm.scoring.formats.chunk_writing import READ_BYTES, Chunk, FileSummary
-from dkfm.storage.codec_checks import CRC_BYTES
+from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa

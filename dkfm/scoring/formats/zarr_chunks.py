@@ -23,7 +23,7 @@ from dkfm.scoring.formats.chunk_writing import (
 )
 from dkfm.scoring.formats.id_array import IdArray
 from dkfm.storage import zarr_store
-from dkfm.storage.codec_checks import CRC_BYTES
+from dkfm.storage.array_metadata_checks import CRC_BYTES
 from dkfm.storage.output_files import OutputLocation
 
 _ENCODED_IDS = 4096
