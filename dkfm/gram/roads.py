@@ -4,6 +4,7 @@ The way is the one that is predicted to take the fewest seconds among those that
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,11 +25,11 @@ from dkfm.gram.training_data import TILE_VALUES
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.eigensolvers import lanczos
 
-_TRIAL_ROWS = 16
-"""Rows and columns of the first block that is timed."""
+_TRIAL_SHAPES = (16, 16), (64, 64), (PIECE_ROWS, PIECE_COLUMNS)
+"""Rows and columns of the blocks that are timed, one after the other."""
 
-_SLOW_VALUE = 1e-6
-"""Seconds of a kernel value in the first block from which on no larger one is timed."""
+_LONG_TRIAL = 5e-3
+"""Seconds of a block from which on no larger one is timed: what a call takes beside its values is a small part."""
 
 _SAME_TIME = 1.3
 """Factor up to which two predicted times are as good as the same."""
@@ -39,8 +40,11 @@ _SHARED_SECONDS = 1.25
 _PRODUCT_ROWS = 512
 """Rows and columns of the matrices whose product is timed."""
 
+_PRODUCT_COUNT = 4
+"""Number of products that each thread computes while the others do."""
+
 _REPETITIONS = 3
-"""Number of times that a block is computed; the fastest counts."""
+"""Number of times that a block, or the products, are computed; the fastest counts."""
 
 
 class Road(StrEnum):
@@ -199,22 +203,31 @@ def _store_bytes(task: ProductTask, rows: int | None) -> tuple[int, int]:
     return disk_bytes(task.n, task.d, rows), each if task.is_cluster else 0
 
 
-def factor_seconds(n: int, threads: int) -> float:
-    """Predict the seconds of threads that factor an N x N Gram matrix in tiles on disk."""
-    return budget.factor_seconds(n, threads, multiplication_seconds())
+def factor_seconds(n: int, threads: int, value_seconds: float = 0.0) -> float:
+    """Predict the seconds of threads that factor an N x N Gram matrix in tiles on disk, with so many of a value."""
+    return budget.factor_seconds(n, threads, multiplication_seconds()) + n * n / 2 * value_seconds / threads
 
 
 @lru_cache(maxsize=1)
 def multiplication_seconds() -> float:
-    """Measure the seconds of one thread for a multiplication and addition of a large matrix product."""
-    left, right = np.random.default_rng(0).normal(size=(2, _PRODUCT_ROWS, _PRODUCT_ROWS))
-    product, least = np.empty((_PRODUCT_ROWS, _PRODUCT_ROWS)), inf
-    with single_blas_thread():
+    """Measure the seconds of a thread for a multiplication and addition of a large matrix product.
+
+    All CPUs multiply at the same time, as they do in tasks: each is slower than one alone.
+    """
+    shape, least = (_PRODUCT_ROWS, _PRODUCT_ROWS), inf
+    left, right = np.random.default_rng(0).normal(size=(2, *shape))
+
+    def multiply(out: Array) -> None:
+        for _ in range(_PRODUCT_COUNT):
+            np.matmul(left, right, out=out)
+
+    with single_blas_thread(), ThreadPoolExecutor(cpus.COUNT) as pool:
+        products = [np.empty(shape) for _ in range(cpus.COUNT)]
         for _ in range(_REPETITIONS):
             start = time.perf_counter()
-            np.matmul(left, right, out=product)
+            list(pool.map(multiply, products))
             least = min(least, time.perf_counter() - start)
-    return least / _PRODUCT_ROWS**3
+    return least / (_PRODUCT_COUNT * _PRODUCT_ROWS**3)
 
 
 def value_seconds(kernel: Kernel, d: int) -> float:
@@ -239,17 +252,20 @@ def _measure_value_seconds(kernel: Kernel, d: int) -> float:
     rows *= d / rows.sum(axis=1, keepdims=True)
     with single_blas_thread(), np.errstate(all="ignore"), suppress(Exception):  # a function of the user
         resolved = kernel.resolve(rows)
-        trial = _time_block(resolved, rows[:_TRIAL_ROWS], rows[_TRIAL_ROWS : 2 * _TRIAL_ROWS])
-        return trial if trial > _SLOW_VALUE else _time_block(resolved, rows[:PIECE_ROWS], rows[PIECE_ROWS:])
+        for count, columns in _TRIAL_SHAPES:
+            seconds = _time_block(resolved, rows[:count], rows[count : count + columns])
+            if seconds > _LONG_TRIAL:
+                break
+        return seconds / (count * columns)
     return budget.VALUE_SECONDS
 
 
 def _time_block(kernel: Kernel, X: Array, Y: Array) -> float:
-    """Return the least seconds of a value of several computations of a block."""
+    """Return the least seconds of several computations of a block."""
     evaluate, buffer, least = kernel.make_evaluator(Y), allocate_aligned(8 * len(X) * len(Y)), inf
     out = buffer.view(np.float64).reshape(len(X), len(Y))
     for _ in range(_REPETITIONS):
         start = time.perf_counter()
         evaluate(X, out)
         least = min(least, time.perf_counter() - start)
-    return least / out.size
+    return least

@@ -106,14 +106,11 @@ def factor_panels(n):
                 list(pool.map(factor_tile, [task] * len(below), below))
             taken = time.perf_counter() - start
     tiles = sum(store.blocks - j for j in columns)
-    operations = sum((2 * j + 1) * SIDE**3 * (store.blocks - j) for j in columns)
-    values = tiles * SIDE**2 * 50 * 2
+    share = sum((2 * j + 1) * SIDE**3 * (store.blocks - j) for j in columns) / (n**3 / 3)
     plan = dkfm.plan_fit(dkfm.KernelRidge(1e-3, kernel=kernel, solver="tiled"), (n, 50))
-    share = (operations + values) / (n**3 / 3)
     written = 8 * n * n / 2 / budget.WRITE_BYTES / cpus.COUNT
-    expected = (
-        share * (roads.factor_seconds(n, cpus.COUNT) - written) + tiles * SIDE**2 * 8 / budget.WRITE_BYTES / cpus.COUNT
-    )
+    each = 8 / budget.WRITE_BYTES + roads.value_seconds(kernel, 50)
+    expected = share * (roads.factor_seconds(n, cpus.COUNT) - written) + tiles * SIDE**2 * each / cpus.COUNT
     print(
         f"two panels of a factor of N = {n:,}: {taken:.0f} s, planned {expected:.0f} s ({expected / taken:.2f}); all "
         f"of it {plan.seconds / 60:.0f} min and {plan.disk_bytes / 1e9:.0f} GB of disk",

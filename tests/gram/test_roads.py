@@ -83,6 +83,19 @@ def test_the_time_of_a_value_is_measured_for_any_kernel(value_seconds):
     assert 0 < value_seconds(kernels.ChiSquared(1.0), 5) < 1e-3
 
 
+@pytest.mark.parametrize(("each", "blocks"), [(5e-9, 3), (2e-6, 2), (1e-4, 1)])
+def test_what_a_call_takes_is_not_counted_as_values(monkeypatch, value_seconds, each, blocks):
+    sizes = []
+
+    def time_block(kernel, X, Y):
+        sizes.append(len(X) * len(Y))
+        return 3e-4 + each * sizes[-1]
+
+    monkeypatch.setattr(roads, "_time_block", time_block)
+    assert each <= value_seconds(kernels.Gaussian(1 + each), 7) < 1.3 * each
+    assert len(sizes) == blocks
+
+
 @pytest.mark.parametrize("kernel", [GAUSSIAN, kernels.Precomputed()])
 def test_no_road_is_free(kernel):
     for cost in roads.compare_roads(task(kernel, 5000), 20 * GB):

@@ -97,7 +97,8 @@ def _plan_factor(estimator: Any, rows: PlannedRows) -> _FactorPlan:
     tile_rows = min(n, build.checked_tile_rows(estimator.tile_rows))
     each = budget.factor_task_bytes(tile_rows, rows.d, kernel.peak_blocks, kernel.landmark_copies)
     tiles = tile_store.count_lower_tiles(count_tiles(n, tile_rows))
-    seconds = roads.factor_seconds(n, rows.threads) + tiles * budget.CHUNK_SECONDS / rows.threads
+    seconds = roads.factor_seconds(n, rows.threads, roads.value_seconds(kernel, rows.d))
+    seconds += tiles * budget.CHUNK_SECONDS / rows.threads
     return _FactorPlan(tile_rows, each, tile_store.disk_bytes(n, tile_rows), seconds)
 
 

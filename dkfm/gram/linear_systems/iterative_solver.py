@@ -51,7 +51,7 @@ def count_pivots(n: int) -> int:
 
 def count_products(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> int:
     """Return the number of products with some columns that, with the pivots, take as long as a factor in tiles."""
-    spare = roads.factor_seconds(n, threads) - preconditioner_seconds(n, d)
+    spare = roads.factor_seconds(n, threads, roads.value_seconds(kernel, d)) - preconditioner_seconds(n, d)
     return max(0, int(spare / product_seconds(kernel, n, d, columns, threads)))
 
 
