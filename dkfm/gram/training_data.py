@@ -51,11 +51,11 @@ class TrainingData(Protocol):
 
     @property
     def indexable_rows(self) -> Rows:
-        """Landmarks of a model: the rows (N, d), or the row indices (N, 1) of a precomputed kernel."""
+        """Rows that can be taken by index: the points (N, d), or the row indices (N, 1) of a precomputed kernel."""
 
     @property
     def mean_values_per_row(self) -> int:
-        """Average memory of a landmark in float64 values: d if dense, by its stored values if CSR, 1 if an index."""
+        """Average memory of a row in float64 values: d if dense, by its stored values if CSR, 1 if an index."""
 
     @property
     def original_row_indices(self) -> "Indices | None":
@@ -85,7 +85,7 @@ class TrainingData(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """Training rows that the kernel compares directly; the landmarks are the rows themselves."""
+    """Training rows that the kernel compares directly."""
 
     kernel: Kernel
     indexable_rows: Rows
