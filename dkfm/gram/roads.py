@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import inf, isqrt
+from statistics import mean
+from threading import Lock
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from dkfm.core.chunking import count_tiles
 from dkfm.core.rows import Array
 from dkfm.core.scratch_buffers import allocate_aligned
 from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.gram import build, matrix_free
 from dkfm.gram.stored_gram import disk_bytes
 from dkfm.gram.training_data import TILE_VALUES
@@ -29,7 +32,7 @@ _TRIAL_SHAPES = (16, 16), (64, 64), (PIECE_ROWS, PIECE_COLUMNS)
 """Rows and columns of the blocks that are timed, one after the other."""
 
 _LONG_TRIAL = 5e-3
-"""Seconds of a block from which on no larger one is timed: what a call takes beside its values is a small part."""
+"""Seconds of the values of a block from which on no larger one is timed."""
 
 _SAME_TIME = 1.3
 """Factor up to which two predicted times are as good as the same."""
@@ -43,8 +46,13 @@ _PRODUCT_ROWS = 512
 _PRODUCT_COUNT = 4
 """Number of products that each thread computes while the others do."""
 
+_PRODUCT_THREADS = 16
+"""Largest number of threads that do: each has a product of two megabytes."""
+
 _REPETITIONS = 3
 """Number of times that a block, or the products, are computed; the fastest counts."""
+
+_measuring = Lock()
 
 
 class Road(StrEnum):
@@ -203,35 +211,47 @@ def _store_bytes(task: ProductTask, rows: int | None) -> tuple[int, int]:
     return disk_bytes(task.n, task.d, rows), each if task.is_cluster else 0
 
 
-def factor_seconds(n: int, threads: int, value_seconds: float = 0.0) -> float:
-    """Predict the seconds of threads that factor an N x N Gram matrix in tiles on disk, with so many of a value."""
-    return budget.factor_seconds(n, threads, multiplication_seconds()) + n * n / 2 * value_seconds / threads
+def factor_seconds(n: int, threads: int, seconds_per_value: float = 0.0) -> float:
+    """Predict the seconds of threads that factor an N x N Gram matrix in tiles on disk.
 
-
-@lru_cache(maxsize=1)
-def multiplication_seconds() -> float:
-    """Measure the seconds of a thread for a multiplication and addition of a large matrix product.
-
-    All CPUs multiply at the same time, as they do in tasks: each is slower than one alone.
+    A kernel value takes `seconds_per_value` of one thread; by default the matrix is there already.
     """
+    values = _SHARED_SECONDS * n * n / 2 * seconds_per_value / threads
+    return budget.factor_seconds(n, threads, multiplication_seconds()) + values
+
+
+def multiplication_seconds() -> float:
+    """Measure the seconds of a thread for a multiplication and addition of a large matrix product, once.
+
+    As many threads multiply at the same time as tasks do: each is slower than one alone.
+    """
+    with _measuring:  # two measurements at a time would slow each other down
+        return _measure_multiplication_seconds(1 if is_inside_worker() else min(cpus.COUNT, _PRODUCT_THREADS))
+
+
+@lru_cache(maxsize=2)
+def _measure_multiplication_seconds(threads: int) -> float:
     shape, least = (_PRODUCT_ROWS, _PRODUCT_ROWS), inf
     left, right = np.random.default_rng(0).normal(size=(2, *shape))
 
-    def multiply(out: Array) -> None:
+    def time_products(out: Array) -> float:
+        start = time.perf_counter()
         for _ in range(_PRODUCT_COUNT):
             np.matmul(left, right, out=out)
+        return time.perf_counter() - start
 
-    with single_blas_thread(), ThreadPoolExecutor(cpus.COUNT) as pool:
-        products = [np.empty(shape) for _ in range(cpus.COUNT)]
+    with single_blas_thread(), ThreadPoolExecutor(threads) as pool:
+        products = [np.empty(shape) for _ in range(threads)]
         for _ in range(_REPETITIONS):
-            start = time.perf_counter()
-            list(pool.map(multiply, products))
-            least = min(least, time.perf_counter() - start)
+            least = min(least, mean(pool.map(time_products, products)))
     return least / (_PRODUCT_COUNT * _PRODUCT_ROWS**3)
 
 
 def value_seconds(kernel: Kernel, d: int) -> float:
     """Measure the seconds of one thread for a kernel value of rows of d columns; it is kept for equal kernels.
+
+    It is that of a value in a block of `PIECE_ROWS` by `PIECE_COLUMNS`. What a call takes whatever its values, measured
+    with a single one, is shared among as many.
 
     The rows are random histograms, which most kernels take. Of one that fails on them, as with other columns, the time
     is that of a simple kernel.
@@ -248,15 +268,16 @@ def _measured_value_seconds(kernel: Kernel, d: int) -> float:
 
 
 def _measure_value_seconds(kernel: Kernel, d: int) -> float:
-    rows = np.random.default_rng(0).uniform(0.1, 1.9, (PIECE_ROWS + PIECE_COLUMNS, d))
-    rows *= d / rows.sum(axis=1, keepdims=True)
     with single_blas_thread(), np.errstate(all="ignore"), suppress(Exception):  # a function of the user
+        rows = np.random.default_rng(0).uniform(0.1, 1.9, (PIECE_ROWS + PIECE_COLUMNS, d))
+        rows *= d / rows.sum(axis=1, keepdims=True)
         resolved = kernel.resolve(rows)
+        call = _time_block(resolved, rows[:1], rows[1:2])
         for count, columns in _TRIAL_SHAPES:
-            seconds = _time_block(resolved, rows[:count], rows[count : count + columns])
-            if seconds > _LONG_TRIAL:
+            values = max(0.0, _time_block(resolved, rows[:count], rows[count : count + columns]) - call)
+            if values > _LONG_TRIAL:
                 break
-        return seconds / (count * columns)
+        return values / (count * columns) + call / (PIECE_ROWS * PIECE_COLUMNS)
     return budget.VALUE_SECONDS
 
 

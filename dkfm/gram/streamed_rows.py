@@ -31,7 +31,7 @@ def is_stored(X: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class StreamedRows:
-    """Training rows of a source; the landmarks are some of them."""
+    """Training rows of a source, which are read a few at a time."""
 
     kernel: Kernel
     source: Source

@@ -51,7 +51,10 @@ class TrainingData(Protocol):
 
     @property
     def indexable_rows(self) -> Rows:
-        """Rows that can be taken by index: the points (N, d), or the row indices (N, 1) of a precomputed kernel."""
+        """Rows that can be taken by index: the points (N, d), or the row indices (N, 1) of a precomputed kernel.
+
+        A model of all rows has them as its landmarks.
+        """
 
     @property
     def mean_values_per_row(self) -> int:
@@ -144,7 +147,7 @@ class TrainingRows:
 
 @dataclass(frozen=True, eq=False)
 class PrecomputedGram:
-    """A Gram matrix passed by the user; the landmarks are the indices of all or some of its columns."""
+    """A Gram matrix passed by the user, or some of its rows and the columns of the same indices."""
 
     kernel: Kernel
     source: Source
@@ -158,7 +161,7 @@ class PrecomputedGram:
     mean_values_per_row = 1
 
     def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
-        """Return a copy of the landmarks' rows and columns; raise an InvalidInputError unless it is symmetric."""
+        """Return a copy of the rows and columns of the indices; raise an InvalidInputError unless it is symmetric."""
         n = len(self.original_row_indices)
         K, start = np.empty((n, n), order="F"), 0
         for tile in self.iter_row_tiles():
@@ -168,7 +171,7 @@ class PrecomputedGram:
         return K
 
     def iter_row_tiles(self) -> Iterator[Array]:
-        """Yield the landmarks' rows of the matrix in tiles; each row has all columns."""
+        """Yield the rows of the indices in tiles; each row has all columns of the matrix."""
         for tile in row_slices(len(self.original_row_indices), max(1, TILE_VALUES // self.source.shape[1])):
             yield self._read_matrix_rows(self.original_row_indices[tile])
 
@@ -177,7 +180,7 @@ class PrecomputedGram:
         return self._read_matrix_rows(self.original_row_indices[numbers])
 
     def diagonal(self) -> Array:
-        """Return k(x, x) of the landmarks, (N,)."""
+        """Return k(x, x) of the rows of the indices, (N,)."""
         diagonal, start = np.empty(len(self.original_row_indices)), 0
         for tile in self.iter_row_tiles():
             rows = slice(start, start + len(tile))

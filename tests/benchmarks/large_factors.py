@@ -83,7 +83,7 @@ def factor_rows(n):
                     L[inside, store.rows(j)] = tile[rows[inside] - store.rows(i).start]
     error = np.abs(L @ L.T - kernel(X[rows]) - 1e-3 * np.eye(len(rows))).max()
     share = n**3 / 3 / taken / statistics.mean(rates)
-    planned = roads.factor_seconds(n, cpus.COUNT)
+    planned = roads.factor_seconds(n, cpus.COUNT, roads.value_seconds(kernel, 50))
     print(
         f"a factor of N = {n:,}, d = 50: {taken:.0f} s (planned {planned:.0f}), {share:.2f} of the rate of a product, "
         f"peak {(peak_memory() - before) / 1e6:,.0f} MB, |L L' - K| {error:.1e} ({n * 2.2e-16:.1e} allowed)",
@@ -109,7 +109,7 @@ def factor_panels(n):
     share = sum((2 * j + 1) * SIDE**3 * (store.blocks - j) for j in columns) / (n**3 / 3)
     plan = dkfm.plan_fit(dkfm.KernelRidge(1e-3, kernel=kernel, solver="tiled"), (n, 50))
     written = 8 * n * n / 2 / budget.WRITE_BYTES / cpus.COUNT
-    each = 8 / budget.WRITE_BYTES + roads.value_seconds(kernel, 50)
+    each = 8 / budget.WRITE_BYTES + 1.25 * roads.value_seconds(kernel, 50)
     expected = share * (roads.factor_seconds(n, cpus.COUNT) - written) + tiles * SIDE**2 * each / cpus.COUNT
     print(
         f"two panels of a factor of N = {n:,}: {taken:.0f} s, planned {expected:.0f} s ({expected / taken:.2f}); all "

@@ -153,6 +153,18 @@ def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monke
     assert "products" in dkfm.plan_fit(pca_, tmp_path / "x.npy").road
 
 
+def test_a_plan_of_predictions_of_left_out_rows_adds_the_inverse_of_the_factor_and_no_kernel_values(monkeypatch):
+    monkeypatch.setattr(roads, "multiplication_seconds", lambda: 5e-11)
+
+    def added(value):
+        monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: value)
+        one, other = (dkfm.KernelRidge(kernel=GAUSSIAN, solver="tiled", leave_one_out=left) for left in (False, True))
+        return dkfm.plan_fit(other, (50_000, 10)).seconds - dkfm.plan_fit(one, (50_000, 10)).seconds
+
+    assert added(1e-9) == pytest.approx(added(1e-6))
+    assert added(1e-9) > 60
+
+
 @pytest.mark.parametrize(("shrinkage", "squares"), [(1e-3, 1), ("auto", budget.EIGENVECTOR_SQUARES)])
 def test_discriminants_need_a_square_or_those_of_eigenvectors(shrinkage, squares):
     plan = dkfm.plan_fit(dkfm.KernelFisher(kernel=GAUSSIAN, shrinkage=shrinkage), (5000, 10))

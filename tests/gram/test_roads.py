@@ -1,5 +1,8 @@
 """Roads of products: the fastest that fits, and a store where the user wants one or where values are dear."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -83,17 +86,33 @@ def test_the_time_of_a_value_is_measured_for_any_kernel(value_seconds):
     assert 0 < value_seconds(kernels.ChiSquared(1.0), 5) < 1e-3
 
 
+@pytest.mark.parametrize("call", [3e-4, 6e-3])
 @pytest.mark.parametrize(("each", "blocks"), [(5e-9, 3), (2e-6, 2), (1e-4, 1)])
-def test_what_a_call_takes_is_not_counted_as_values(monkeypatch, value_seconds, each, blocks):
+def test_what_a_call_takes_is_shared_by_the_values_of_a_whole_block(monkeypatch, value_seconds, call, each, blocks):
     sizes = []
 
     def time_block(kernel, X, Y):
         sizes.append(len(X) * len(Y))
-        return 3e-4 + each * sizes[-1]
+        return call + each * sizes[-1]
 
     monkeypatch.setattr(roads, "_time_block", time_block)
-    assert each <= value_seconds(kernels.Gaussian(1 + each), 7) < 1.3 * each
-    assert len(sizes) == blocks
+    expected = each + call / (budget.PIECE_ROWS * budget.PIECE_COLUMNS)
+    assert value_seconds(kernels.Gaussian(1 + call + each), 7) == pytest.approx(expected, rel=0.01)
+    assert len(sizes) == 1 + blocks
+
+
+def test_threads_that_ask_at_once_measure_products_once(monkeypatch):
+    measured = []
+
+    def measure(threads):
+        measured.append(threads)
+        return original(threads)
+
+    original = roads._measure_multiplication_seconds
+    monkeypatch.setattr(roads, "_measure_multiplication_seconds", lru_cache(measure))
+    with ThreadPoolExecutor(4) as pool:
+        times = set(pool.map(lambda _: roads.multiplication_seconds(), range(4)))
+    assert (len(times), len(measured)) == (1, 1)
 
 
 @pytest.mark.parametrize("kernel", [GAUSSIAN, kernels.Precomputed()])

@@ -137,17 +137,18 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> 
     ways, disk, each = [], 0, 0
     if estimator.solver != "tiled" and not systems.inverts:
         ways.append("conjugate gradients")
-        seconds += iterative_solver.preconditioner_seconds(n, d)
+        seconds += iterative_solver.preconditioner_seconds(kernel, n, d)
         products = _TYPICAL_PRODUCTS if estimator.solver == "cg" else min(tried, _TYPICAL_PRODUCTS)
         seconds += systems.factors * product * products
     if estimator.solver != "cg":
         factor = _plan_factor(estimator, rows)
         ways.append("a Cholesky factor in tiles on disk")
         each = factor.task_bytes
-        seconds += systems.factors * (factor.seconds * (1 + systems.inverts) + 2 * product)
+        seconds += systems.factors * (factor.seconds + 2 * product)
         kept = systems.factors if estimator.workspace is not None else 1
         disk = kept * factor.disk_bytes + 8 * n * (d + 1) * rows.is_cluster
         if systems.inverts:
+            seconds += systems.factors * roads.factor_seconds(n, rows.threads)
             columns_of_inverse = min(factor.tile_rows, tiled_solves.PANEL_COLUMNS)
             each = max(each, budget.inverse_task_bytes(n, factor.tile_rows, columns_of_inverse))
     piece = matrix_free.choose_tile_rows(n, d, columns)

@@ -51,7 +51,7 @@ def count_pivots(n: int) -> int:
 
 def count_products(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> int:
     """Return the number of products with some columns that, with the pivots, take as long as a factor in tiles."""
-    spare = roads.factor_seconds(n, threads, roads.value_seconds(kernel, d)) - preconditioner_seconds(n, d)
+    spare = roads.factor_seconds(n, threads, roads.value_seconds(kernel, d)) - preconditioner_seconds(kernel, n, d)
     return max(0, int(spare / product_seconds(kernel, n, d, columns, threads)))
 
 
@@ -61,10 +61,10 @@ def product_seconds(kernel: Kernel, n: int, d: int, columns: int, threads: int) 
     return _SHARED_SECONDS * n * n / 2 * value / threads
 
 
-def preconditioner_seconds(n: int, d: int) -> float:
+def preconditioner_seconds(kernel: Kernel, n: int, d: int) -> float:
     """Predict the seconds to find the pivots, and the singular vectors of the features of all rows."""
     r = count_pivots(n)
-    return 0.5 + 2 * n * r * budget.VALUE_SECONDS + n * r * (2 * d + 6 * r) * budget.PRODUCT_SECONDS
+    return 0.5 + n * r * (2 * roads.value_seconds(kernel, d) + 6 * r * budget.PRODUCT_SECONDS)
 
 
 def preconditioner_bytes(n: int) -> int:
@@ -150,7 +150,7 @@ def _find_pivots(kernel: Kernel, X: Rows, options: SystemOptions) -> Pivots:
         shared.share(X) as rows,
     ):
         text = f"up to {limit:,} pivots of {n:,} rows for conjugate gradients, on {describe_place(executor)}"
-        log_stage("root", text, seconds=preconditioner_seconds(n, d), rows=n)
+        log_stage("root", text, seconds=preconditioner_seconds(kernel, n, d), rows=n)
         search = PivotSearch(pivot_threshold(None), limit, True, np.random.RandomState(0), options.progress)
         return find_streamed_pivots(kernel, rows, search, executor, shared)
 

@@ -179,7 +179,8 @@ def _compute_tiles(
     text = f"factor of {n:,} x {n:,} kernel values, {total:,} tiles, in {store.root}, on {describe_place(executor)}"
     if there := store.count_tiles():
         text += f", {there:,} of them there already"
-    seconds = roads.factor_seconds(n, executor.threads, roads.value_seconds(kernel, width))
+    is_there = there == total
+    seconds = None if is_there else roads.factor_seconds(n, executor.threads, roads.value_seconds(kernel, width))
     log_stage("factor", text, seconds=seconds, rows=n, tiles=total, threads=executor.threads)
     with (
         open_shared_arrays(executor, each, 8 * n * (width + 1), "The training rows", store.root.parent) as shared,

@@ -62,7 +62,7 @@ def choose_shrinkage(spectral: SpectralGram, classes: Classes, threads: int = 1)
 def weigh_correct_predictions(spectral: SpectralGram, classes: Classes, threads: int = 1) -> Array:
     """Return the weight of the rows that each shrinkage of `SHRINKAGE_GRID` predicts right; see `choose_shrinkage`."""
     regression = _Regression.from_eigenvectors(spectral, classes)
-    return _weigh_folds((_LeftOutRows(regression, test) for test in _split_rows(classes)), threads)
+    return _weigh_correct_in_folds((_LeftOutRows(regression, test) for test in _split_rows(classes)), threads)
 
 
 def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) -> float:
@@ -82,7 +82,7 @@ def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) ->
     """
     mirror_lower(K)
     folds = (_DecomposedFold.from_gram(K, classes, test, on_indefinite) for test in _split_rows(classes))
-    return _choose_by_weights(_weigh_folds(folds, 1))
+    return _choose_by_weights(_weigh_correct_in_folds(folds, 1))
 
 
 def has_dominant_fold(diagonal: Array, classes: Classes) -> bool:
@@ -119,7 +119,7 @@ def _choose_by_weights(correct: Array) -> float:
     return SHRINKAGE_GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
-def _weigh_folds(folds: Iterator[_Fold], threads: int) -> Array:
+def _weigh_correct_in_folds(folds: Iterator[_Fold], threads: int) -> Array:
     """Return the weight of the correctly predicted rows, for each shrinkage of `SHRINKAGE_GRID`."""
     correct = np.zeros(len(SHRINKAGE_GRID))
     with ThreadPoolExecutor(threads, thread_name_prefix="dkfm-shrinkage") as pool:
