@@ -109,8 +109,9 @@ def factor_panels(n):
     share = sum((2 * j + 1) * SIDE**3 * (store.blocks - j) for j in columns) / (n**3 / 3)
     plan = dkfm.plan_fit(dkfm.KernelRidge(1e-3, kernel=kernel, solver="tiled"), (n, 50))
     written = 8 * n * n / 2 / budget.WRITE_BYTES / cpus.COUNT
-    each = 8 / budget.WRITE_BYTES + 1.25 * roads.value_seconds(kernel, 50)
-    expected = share * (roads.factor_seconds(n, cpus.COUNT) - written) + tiles * SIDE**2 * each / cpus.COUNT
+    products = roads.factor_seconds(n, cpus.COUNT) - written
+    values_and_writes = roads.factor_seconds(n, cpus.COUNT, roads.value_seconds(kernel, 50)) - products
+    expected = share * products + tiles * SIDE**2 / (n * n / 2) * values_and_writes
     print(
         f"two panels of a factor of N = {n:,}: {taken:.0f} s, planned {expected:.0f} s ({expected / taken:.2f}); all "
         f"of it {plan.seconds / 60:.0f} min and {plan.disk_bytes / 1e9:.0f} GB of disk",
