@@ -107,6 +107,37 @@ def test_a_killed_driver_goes_on_with_the_tiles_that_are_there(train, temporary,
     assert left(temporary) == []
 
 
+@numbers(1, 20)
+def test_after_a_dead_scheduler_the_next_driver_goes_on(train, temporary, tmp_path, faults):
+    rng, killed, log = np.random.default_rng(faults), 0, tmp_path / "driver.log"
+    environment = harness.environment(TMPDIR=str(temporary))
+    while killed < faults:
+        there = tiles_of(tmp_path)
+        with (
+            Site(tmp_path / "site") as site,
+            process(command("regression", train, tmp_path, site.address), log, env=environment) as driver,
+        ):
+            wait_for_a_tile(tmp_path, driver)
+            time.sleep(float(rng.uniform(0.0, 0.3)))
+            site.scheduler.send_signal(signal.SIGKILL)
+            code = driver.wait(harness.LIMIT)
+        assert there.items() <= tiles_of(tmp_path).items(), "a tile was computed again"
+        if code == 0:  # it had ended before
+            require_same("regression", train, tmp_path)
+            (tmp_path / "model").rename(tmp_path / f"model-{killed}")
+            (tmp_path / "work").rename(tmp_path / f"done-{killed}")
+            continue
+        killed += 1
+        assert log.read_text().splitlines()[-1].startswith("dkfm.errors.ClusterError: ")
+        assert not (tmp_path / "model").exists()
+    TOTALS.faults += killed
+    there = tiles_of(tmp_path)
+    run(command("regression", train, tmp_path))
+    assert there.items() <= tiles_of(tmp_path).items(), "a tile was computed again"
+    require_same("regression", train, tmp_path)
+    assert left(temporary) == []
+
+
 def test_a_dead_scheduler_is_one_sentence_and_the_tiles_stay(train, temporary, tmp_path):
     np.save(tmp_path / "y.npy", np.arange(4000.0))
     fit = [
