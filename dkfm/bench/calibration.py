@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm.bench.bench_site import AGREEMENT_ROWS, BenchSite
+from dkfm.bench.bench_environment import AGREEMENT_ROWS, BenchEnvironment
 from dkfm.bench.timing import Ratio
 from dkfm.bench.workloads import default_gaussian, make_random_kernel_pca
 from dkfm.core.sizing import Constants
@@ -53,26 +53,26 @@ _UNITS = {
 class MeasuredConstants:
     """Measured values of the costs of `core.sizing.Constants`: for the name of each, one value for each round."""
 
-    values_by_name: Mapping[str, Sequence[float]]
+    measurements_by_name: Mapping[str, Sequence[float]]
 
     @property
     def constants(self) -> Constants:
         """Medians of all rounds; noise can make a difference negative, which counts as 0."""
-        return Constants(**{name: max(0.0, median(values)) for name, values in self.values_by_name.items()})
+        return Constants(**{name: max(0.0, median(values)) for name, values in self.measurements_by_name.items()})
 
     def table_rows(self) -> list[Row]:
         """Return the rows of a table, one for each constant."""
         return [
             {
                 "constant": description,
-                "measured": Ratio.of([scale * value for value in self.values_by_name[name]], [1.0] * rounds),
+                "measured": Ratio.of([scale * value for value in self.measurements_by_name[name]], [1.0] * rounds),
             }
             for name, (description, scale) in _UNITS.items()
-            if (rounds := len(self.values_by_name[name]))
+            if (rounds := len(self.measurements_by_name[name]))
         ]
 
 
-def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_bytes: int) -> MeasuredConstants:
+def measure_constants(site: BenchEnvironment, n: int, rows: int, tasks: int, moved_bytes: int) -> MeasuredConstants:
     """Measure each constant once in every round.
 
     Each thread scores `rows` rows against n landmarks, and reads and writes `moved_bytes`; the scheduler runs `tasks`
@@ -88,7 +88,7 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_byte
     return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
 
 
-def _measure_value_seconds(site: BenchSite, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
+def _measure_value_seconds(site: BenchEnvironment, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
     """Return the CPU seconds, in each round, of a thread for one kernel value and its product with the weights."""
     seconds: list[list[float]] = []
     for _ in range(site.rounds):
@@ -120,18 +120,20 @@ def _measure_scoring_cpu_seconds(n: int, columns: int, rows: int) -> float:
         return time.thread_time() - start
 
 
-def _measure_read_and_write_rates(site: BenchSite, bytes_per_thread: int) -> tuple[list[float], list[float]]:
+def _measure_read_and_write_rates(site: BenchEnvironment, bytes_per_thread: int) -> tuple[list[float], list[float]]:
     """Return the bytes a second that a thread reads, and those that it writes, of each round."""
     thread_rows = bytes_per_thread // (8 * _WIDE_COLUMNS)
     jobs = {}
     for name, columns, width in (("read", _WIDE_COLUMNS, 1), ("write", 1, _WIDE_COLUMNS)):
         model, source = (
             site.save_model(make_random_kernel_pca(2, width, columns)),
-            site.store_rows(thread_rows * site.threads, columns),
+            site.create_random_rows(thread_rows * site.threads, columns),
         )
         jobs[name] = partial(_score_rows, site.client, model, source, max(1, thread_rows // _CHUNKS_PER_THREAD))
     times = site.time_jobs(jobs)
-    read, written = ([8 * _WIDE_COLUMNS * thread_rows / seconds for seconds in times.seconds[name]] for name in jobs)
+    read, written = (
+        [8 * _WIDE_COLUMNS * thread_rows / seconds for seconds in times.seconds_by_name[name]] for name in jobs
+    )
     return read, written
 
 
@@ -139,16 +141,16 @@ def _score_rows(client: "Client", model: Path, source: Path, chunk_rows: int, de
     batch_score(model, source, destination, client=client, chunk_rows=chunk_rows, progress=False)
 
 
-def measure_scheduler_seconds(site: BenchSite, tasks: int) -> float:
+def measure_scheduler_seconds(site: BenchEnvironment, tasks: int) -> float:
     """Run empty tasks with the arguments of a job's tasks; return the CPU seconds of the scheduler for one task."""
-    model, source = site.save_model(make_random_kernel_pca(2, 1, 1)), site.store_rows(tasks, 1)
+    model, source = site.save_model(make_random_kernel_pca(2, 1, 1)), site.create_random_rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DkfmWarning)  # of chunks of one row: none is written
         with open_job(model, source, request, site.client) as job:
-            digest, plan = job.model_record.digest, job.plan
+            digest, plan = job.loaded_model.digest, job.plan
             work = SharedTaskArguments(
-                job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
+                job.model_path, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
             )
             numbered = ((work, number) for number in range(tasks))
             before = _read_scheduler_cpu_seconds(site.client)

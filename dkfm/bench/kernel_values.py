@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dkfm import kernels
-from dkfm.bench.bench_site import DTYPE_TOLERANCES
+from dkfm.bench.bench_environment import DTYPE_TOLERANCES
 from dkfm.bench.machine import describe_process
 from dkfm.bench.timing import time_round_robin
 from dkfm.core.rows import Array
@@ -78,7 +78,7 @@ def run_kernel_benchmark(sizes: BlockSizes, say: Callable[[str], None]) -> dict[
         shape = f"{sizes.rows:,} rows by {sizes.landmarks:,} landmarks"
         table = Table(f"Nanoseconds a value of {d} columns, {shape}, on one thread", rows)
         tables[f"{d}_columns"] = table.to_json_rows()
-        for line in ("", *table.lines()):
+        for line in ("", *table.format_lines()):
             say(line)
     return {"machine": machine, "sizes": asdict(sizes), "nanoseconds_a_value": tables}
 
@@ -125,9 +125,13 @@ def list_kernels(d: int) -> list[tuple[str, Kernel, Formula]]:
         ("Matern 1/2", k.Matern(0.5, r), lambda Z, X: np.exp(-_distances(Z, X) / r)),
         ("Matern 3/2", k.Matern(1.5, r), partial(_matern, r, False)),
         ("Matern 5/2", k.Matern(2.5, r), partial(_matern, r, True)),
-        ("Matern of nu 1", k.Matern(1.0, r), partial(_bessel, r)),
-        ("RationalQuadratic", k.RationalQuadratic(1.0, r), lambda Z, X: 1 / (1 + _squares(Z, X) / (2 * r**2))),
-        ("NegativeSquaredDistance", k.NegativeSquaredDistance(r), lambda Z, X: -_squares(Z, X) / r**2),
+        ("Matern of nu 1", k.Matern(1.0, r), partial(_matern_nu_1, r)),
+        (
+            "RationalQuadratic",
+            k.RationalQuadratic(1.0, r),
+            lambda Z, X: 1 / (1 + _squared_distances(Z, X) / (2 * r**2)),
+        ),
+        ("NegativeSquaredDistance", k.NegativeSquaredDistance(r), lambda Z, X: -_squared_distances(Z, X) / r**2),
         ("Laplacian", k.Laplacian(float(d)), _laplacian),
         ("Periodic", k.Periodic(3.0, r), partial(_periodic, r)),
         ("Linear", k.Linear(), lambda Z, X: Z @ X.T),
@@ -144,31 +148,31 @@ def list_kernels(d: int) -> list[tuple[str, Kernel, Formula]]:
         ("PowerSeries", k.PowerSeries(k.Linear(), (1.0, 1 / d, 0.5 / d**2)), partial(_power_series, d)),
         ("Normalized Polynomial 3", k.Normalized(polynomial), partial(_normalized, cubic)),
         ("Gaussian of Affine", gaussian.warp(k.Affine(2, -1)), lambda Z, X: _gaussian(r, 2 * Z - 1, 2 * X - 1)),
-        ("Outer", k.Outer(_sum_of_row), lambda Z, X: np.multiply.outer(Z.sum(axis=1), X.sum(axis=1))),
+        ("Outer", k.Outer(_row_sums), lambda Z, X: np.multiply.outer(Z.sum(axis=1), X.sum(axis=1))),
         ("Polynomial * Gaussian", polynomial * gaussian, lambda Z, X: cubic(Z, X) * _gaussian(r, Z, X)),
         ("Power 3 of Linear", k.Linear() ** 3, lambda Z, X: (Z @ X.T) ** 3),
     ]
 
 
-def _sum_of_row(X: Array) -> Array:
+def _row_sums(X: Array) -> Array:
     total: Array = X.sum(axis=1)
     return total
 
 
-def _squares(Z: Array, X: Array) -> Array:
+def _squared_distances(Z: Array, X: Array) -> Array:
     return np.maximum((Z * Z).sum(axis=1)[:, np.newaxis] + (X * X).sum(axis=1) - 2 * Z @ X.T, 0)
 
 
 def _distances(Z: Array, X: Array) -> Array:
-    return np.sqrt(_squares(Z, X))
+    return np.sqrt(_squared_distances(Z, X))
 
 
 def _gaussian(sigma: float, Z: Array, X: Array) -> Array:
-    return np.exp(_squares(Z, X) / (-2 * sigma**2))
+    return np.exp(_squared_distances(Z, X) / (-2 * sigma**2))
 
 
 def _three_gaussians(sigma: float, Z: Array, X: Array) -> Array:
-    squares = _squares(Z, X)
+    squares = _squared_distances(Z, X)
     return sum((np.exp(squares / (-2 * (i * sigma) ** 2)) for i in (2, 3)), np.exp(squares / (-2 * sigma**2)))
 
 
@@ -177,7 +181,7 @@ def _matern(length: float, five: bool, Z: Array, X: Array) -> Array:
     return (1 + a + a * a / 3 if five else 1 + a) * np.exp(-a)
 
 
-def _bessel(length: float, Z: Array, X: Array) -> Array:
+def _matern_nu_1(length: float, Z: Array, X: Array) -> Array:
     from scipy.special import k1
 
     a = np.maximum(_distances(Z, X) * (float(np.sqrt(2)) / length), 1e-5)

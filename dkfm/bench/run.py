@@ -12,7 +12,7 @@ from math import sqrt
 from pathlib import Path
 
 from dkfm.bench import calibration, workloads
-from dkfm.bench.bench_site import DTYPE_TOLERANCES, BenchSite
+from dkfm.bench.bench_environment import DTYPE_TOLERANCES, BenchEnvironment
 from dkfm.bench.machine import describe_machine
 from dkfm.core.text_tables import Row, Table
 from dkfm.errors import ClusterError
@@ -167,8 +167,8 @@ def run_benchmarks(
     if find_client(None) is not None:
         raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
     report: dict[str, object] = {"sizes": asdict(sizes)}
-    with temporary_folders.temporary_folder("bench") as folder:
-        with _open_site(address, folder, sizes, wait_for_workers) as site:
+    with temporary_folders.open_temporary_folder("bench") as folder:
+        with _open_environment(address, folder, sizes, wait_for_workers) as site:
             report["machine"] = machine = describe_machine(site.client)
             for name, fact in machine.items():
                 say(f"{name.replace('_', ' '):<22}{fact}")
@@ -186,32 +186,32 @@ def run_benchmarks(
 
 def _report_table(name: str, table: Table, report: dict[str, object], say: Callable[[str], None]) -> None:
     report[name] = table.to_json_rows()
-    for line in ("", *table.lines()):
+    for line in ("", *table.format_lines()):
         say(line)
 
 
 @contextmanager
-def _open_site(
+def _open_environment(
     address: str | None, folder: Path, sizes: BenchSizes, wait_for_workers: float | None = None
-) -> Iterator[BenchSite]:
+) -> Iterator[BenchEnvironment]:
     """Yield a site whose client is not the current one, so that jobs without a client run on threads."""
     from distributed import Client
 
     if address is not None:
         with connect(address, set_as_default=False, wait_for_workers=wait_for_workers) as client:
-            yield BenchSite(client, folder, sizes.chunks, sizes.rounds)
+            yield BenchEnvironment(client, folder, sizes.chunks, sizes.rounds)
         return
     with local_cluster() as cluster, Client(cluster, set_as_default=False) as client:
-        yield BenchSite(client, folder, sizes.chunks, sizes.rounds)
+        yield BenchEnvironment(client, folder, sizes.chunks, sizes.rounds)
 
 
-def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
+def _measure_tables(site: BenchEnvironment, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
     n, q = sizes.scored_n, sizes.components
     cases = [workloads.bench_scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
     title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
     yield "scoring", Table(title, [row for case in cases for row in case.sklearn_table_rows])
     title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
-    yield "limits", Table(title, [row for case in cases for row in case.limit_table_rows])
+    yield "limits", Table(title, [row for case in cases for row in case.lower_bound_table_rows])
     odd = workloads.bench_odd_shapes(site, sizes.odd, sizes.friendly, sizes.odd_rows)
     yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
     laplacian = workloads.bench_laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)
@@ -225,7 +225,7 @@ def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, T
     yield "dask", Table("Dask's share: times as long on the cluster as on a thread pool of this process", [share])
 
 
-def _measure_features(site: BenchSite, sizes: BenchSizes) -> Iterator[Row]:
+def _measure_features(site: BenchEnvironment, sizes: BenchSizes) -> Iterator[Row]:
     n, columns, rows = sizes.mapped_n, sizes.mapped_columns, sizes.mapped_rows
     yield from workloads.bench_features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPE_TOLERANCES))
     yield from workloads.bench_features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
@@ -236,7 +236,9 @@ def _measure_growth(address: str | None, folder: Path, sizes: BenchSizes) -> Tab
     for count, n in sizes.growth:
         jobs = []
         for _ in range(sizes.rounds):
-            with _open_site(address, folder, sizes) as site:  # a new local cluster: its peak memory is that of one job
+            with _open_environment(
+                address, folder, sizes
+            ) as site:  # a new local cluster: its peak memory is that of one job
                 jobs.append(workloads.bench_growth_job(site, n, sizes.components, count))
         rows.append(workloads.summarize_growth(jobs, n, count))
     return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

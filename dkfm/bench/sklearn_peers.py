@@ -96,7 +96,7 @@ def _transform(rows: Array, estimator: Transformer) -> Array:
         return estimator.transform(rows)
 
 
-def largest_relative_error(estimator: Transformer, kernel: Kernel, X: Array, dtype: str) -> float:
+def measure_kernel_error(estimator: Transformer, kernel: Kernel, X: Array, dtype: str) -> float:
     """Fit the estimator to X as `dtype`; return ``max |<f(x), f(z)> - k(x, z)| / max |k|``, a certificate's error.
 
     The error is that of at most 512 rows, evenly spread: the rows that dkfm's certificate of the same points measures.

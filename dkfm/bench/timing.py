@@ -43,19 +43,19 @@ class Ratio:
 class Times:
     """Seconds of each rival in each round."""
 
-    seconds: Mapping[str, Sequence[float]]
+    seconds_by_name: Mapping[str, Sequence[float]]
 
     def median(self, name: str) -> float:
         """Return the median seconds of a rival."""
-        return statistics.median(self.seconds[name])
+        return statistics.median(self.seconds_by_name[name])
 
-    def fastest(self, names: Collection[str]) -> str:
+    def find_fastest_name(self, names: Collection[str]) -> str:
         """Return the name with the smallest median."""
         return min(names, key=self.median)
 
     def ratio(self, above: str, below: str) -> Ratio:
         """Return the seconds of the job `above` divided by those of the job `below`, round by round."""
-        return Ratio.of(self.seconds[above], self.seconds[below])
+        return Ratio.of(self.seconds_by_name[above], self.seconds_by_name[below])
 
 
 def time_round_robin(rivals: Mapping[str, Callable[[Path], object]], rounds: int, output: Path) -> Times:

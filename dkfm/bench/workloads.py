@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from dkfm.bench import scoring_lower_bounds, sklearn_peers
-from dkfm.bench.bench_site import (
+from dkfm.bench.bench_environment import (
     AGREEMENT_ROWS,
     DTYPE_TOLERANCES,
-    BenchSite,
+    BenchEnvironment,
     Job,
     align_signs,
     require_agreement,
@@ -25,11 +25,11 @@ from dkfm.core import cpus
 from dkfm.core.rows import Array
 from dkfm.core.text_tables import Row
 from dkfm.estimators import ExactFeatureMap, KernelPCA
-from dkfm.estimators.fitting.choices import DType
+from dkfm.estimators.fitting.parameter_types import DType
 from dkfm.execution import memory, model_cache
 from dkfm.kernels import Gaussian, Laplacian
 from dkfm.numerics.model import Head
-from dkfm.scoring.planning import plan_in_memory
+from dkfm.scoring.planning import plan_with_model_in_memory
 from dkfm.scoring.run import batch_score
 from dkfm.sources.opening import open_source
 
@@ -51,7 +51,7 @@ class ScoringResult:
     """
 
     sklearn_table_rows: Sequence[Row]
-    limit_table_rows: Sequence[Row]
+    lower_bound_table_rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def default_gaussian(columns: int) -> Gaussian:
     return Gaussian(sqrt(columns / 2))
 
 
-def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> ScoringResult:
+def bench_scoring(site: BenchEnvironment, n: int, q: int, columns: int, rows: int) -> ScoringResult:
     """Compare the scoring of rows with q components of n landmarks."""
     X = _normal_rows(n, columns)
     models = {dtype: _fit_components(site, q, X, dtype) for dtype in DTYPE_TOLERANCES}
@@ -76,9 +76,9 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
         dtype: partial(_score, site.client, site.save_model(model)) for dtype, model in models.items()
     }
     # Lanczos components are exact, so that the scores of the rivals agree.
-    theirs = site.make_peer_jobs(sklearn_peers.make_sklearn_kernel_pca(1 / columns, q, "arpack").fit(X), n, q)
+    theirs = site.make_sklearn_jobs(sklearn_peers.make_sklearn_kernel_pca(1 / columns, q, "arpack").fit(X), n, q)
     require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, columns), align_signs)
-    source = site.store_rows(rows, columns)
+    source = site.create_random_rows(rows, columns)
     rivals = _bind_stored_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
@@ -92,16 +92,16 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
         {"columns": columns, "rows": rows, "dtype": dtype, **_make_sklearn_row(times, dtype, theirs)}
         for dtype in DTYPE_TOLERANCES
     ]
-    limits = [{"columns": columns, "dtype": dtype, **_fractions_of_limit(times, dtype)} for dtype in DTYPE_TOLERANCES]
+    limits = [{"columns": columns, "dtype": dtype, **_make_lower_bound_row(times, dtype)} for dtype in DTYPE_TOLERANCES]
     return ScoringResult(scores, limits)
 
 
 def _bind_stored_rows(
-    site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int
+    site: BenchEnvironment, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int
 ) -> Rivals:
     """Bind each job to the path of its stored rows: dkfm reads rows of its precision, scikit-learn reads float64."""
-    bound = {name: partial(job, site.store_rows(rows, columns, name)) for name, job in ours.items()}
-    return {**bound, **{name: partial(job, site.store_rows(rows, columns)) for name, job in theirs.items()}}
+    bound = {name: partial(job, site.create_random_rows(rows, columns, name)) for name, job in ours.items()}
+    return {**bound, **{name: partial(job, site.create_random_rows(rows, columns)) for name, job in theirs.items()}}
 
 
 def _score(client: "Client | None", model: Path, source: Path, destination: Path) -> None:
@@ -110,7 +110,7 @@ def _score(client: "Client | None", model: Path, source: Path, destination: Path
 
 def _make_sklearn_row(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
     """Return table cells that compare the dkfm job `ours` with the fastest scikit-learn job."""
-    best = times.fastest(theirs)
+    best = times.find_fastest_name(theirs)
     return {
         "seconds": times.median(ours),
         "scikit-learn": times.median(best),
@@ -119,9 +119,9 @@ def _make_sklearn_row(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row
     }
 
 
-def _fractions_of_limit(times: Times, dtype: str) -> Row:
-    """Return table cells that compare the tile loop and the job with the fastest bare arithmetic, the limit."""
-    limit = times.fastest([f"{dtype} {tile}" for tile in _TILE_ROWS])
+def _make_lower_bound_row(times: Times, dtype: str) -> Row:
+    """Return the seconds of the fastest bare arithmetic, a lower bound, and its share of those of the loop and the job."""
+    limit = times.find_fastest_name([f"{dtype} {tile}" for tile in _TILE_ROWS])
     return {
         "limit_seconds": times.median(limit),
         "loop_seconds": times.median(f"loop {dtype}"),
@@ -130,28 +130,29 @@ def _fractions_of_limit(times: Times, dtype: str) -> Row:
     }
 
 
-def bench_laplacian(site: BenchSite, n: int, q: int, rows: int) -> Row:
+def bench_laplacian(site: BenchEnvironment, n: int, q: int, rows: int) -> Row:
     """Compare scoring with a Laplacian kernel, whose values are no function of matrix products."""
     X, kernel = _normal_rows(n, _COLUMNS), Laplacian(float(_COLUMNS))
     model = site.save_model(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
-    theirs = site.make_peer_jobs(sklearn_peers.LaplacianKernelPCA(1 / _COLUMNS, q).fit(X), n, q)
+    theirs = site.make_sklearn_jobs(sklearn_peers.LaplacianKernelPCA(1 / _COLUMNS, q).fit(X), n, q)
     require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, _COLUMNS), align_signs)
     times = site.time_jobs(_bind_stored_rows(site, ours, theirs, rows, _COLUMNS))
     return {"columns": _COLUMNS, "N": n, "rows": rows, **_make_sklearn_row(times, "float64", theirs)}
 
 
 def bench_odd_shapes(
-    site: BenchSite, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int
+    site: BenchEnvironment, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int
 ) -> Row:
     """Compare models whose (landmarks, columns, components) fit no block size with models of powers of 2."""
     rivals: Rivals = {}
     for name, (n, columns, q) in (("odd", unfriendly), ("friendly", friendly)):
         model = site.save_model(_fit_components(site, q, _normal_rows(n, columns)))
-        rivals[name] = partial(_score, site.client, model, site.store_rows(rows, columns))
+        rivals[name] = partial(_score, site.client, model, site.create_random_rows(rows, columns))
     times = site.time_jobs(rivals)
     per_value = [
-        [t / (rows * n) for t in times.seconds[s]] for s, (n, _, _) in zip(rivals, (unfriendly, friendly), strict=True)
+        [t / (rows * n) for t in times.seconds_by_name[s]]
+        for s, (n, _, _) in zip(rivals, (unfriendly, friendly), strict=True)
     ]
     return {
         "N,_columns,_components": f"{unfriendly[0]:,}, {unfriendly[1]}, {unfriendly[2]}",
@@ -164,13 +165,13 @@ def bench_odd_shapes(
 
 
 def bench_features(
-    site: BenchSite, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]
+    site: BenchEnvironment, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]
 ) -> Iterator[Row]:
     """Compare feature maps of n landmarks, in the cholesky basis, for each precision."""
     X, kernel, gamma = _normal_rows(n, columns), Gaussian(sigma), 0.5 / sigma**2
     maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=cast("DType", dtype)).fit(X) for dtype in dtypes}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.save_model(phi)) for dtype, phi in maps.items()}
-    theirs = site.make_peer_jobs(sklearn_peers.make_sklearn_nystroem(gamma, n).fit(X), n, n)
+    theirs = site.make_sklearn_jobs(sklearn_peers.make_sklearn_nystroem(gamma, n).fit(X), n, n)
     require_agreement(
         site,
         ours,
@@ -188,13 +189,13 @@ def bench_features(
             "features": phi.rank_,
             **_make_sklearn_row(times, dtype, theirs),
             "error": phi.certificate_.error,
-            "Nystroem's": sklearn_peers.largest_relative_error(
+            "Nystroem's": sklearn_peers.measure_kernel_error(
                 sklearn_peers.make_sklearn_nystroem(gamma, n), kernel, X, dtype
             ),
         }
 
 
-def bench_fits(site: BenchSite, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
+def bench_fits(site: BenchEnvironment, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
     """Compare fits of q components, and of all features, to n rows, in this process on all its cores."""
     X, kernel, gamma = _normal_rows(n, columns), default_gaussian(columns), 1 / columns
     pairs: list[tuple[sklearn_peers.Transformer, sklearn_peers.Transformer]] = [
@@ -218,11 +219,11 @@ def _prepare_fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Pa
     return lambda _: estimator.fit(X)
 
 
-def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
+def bench_dask_overhead(site: BenchEnvironment, n: int, q: int, rows: int) -> Row:
     """Compare scoring on the cluster with scoring on threads of this process."""
     model, source = (
         site.save_model(_fit_components(site, q, _normal_rows(n, _COLUMNS))),
-        site.store_rows(rows, _COLUMNS),
+        site.create_random_rows(rows, _COLUMNS),
     )
     times = site.time_jobs(
         {"cluster": partial(_score, site.client, model, source), "threads": partial(_score, None, model, source)}
@@ -239,15 +240,15 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
     }
 
 
-def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult:
+def bench_growth_job(site: BenchEnvironment, n: int, q: int, rows: int) -> GrowthResult:
     """Time scoring once on a new cluster, and measure the peak memory of its workers, which never falls."""
-    before = max(site.client.run(model_cache.peak_memory_after_imports).values())
-    pca, source = make_random_kernel_pca(n, q, _COLUMNS), site.store_rows(rows, _COLUMNS)
+    before = max(site.client.run(model_cache.import_and_measure_peak_memory).values())
+    pca, source = make_random_kernel_pca(n, q, _COLUMNS), site.create_random_rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.save_model(pca))
-    site.time_jobs({"imports": partial(job, site.store_rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
+    site.time_jobs({"imports": partial(job, site.create_random_rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
     times = site.time_jobs({"job": partial(job, source)}, 1)
     peak = max(site.client.run(memory.peak_memory).values())
-    job_plan = plan_in_memory(pca.model_, ["scores"], open_source(source), threads=site.threads)
+    job_plan = plan_with_model_in_memory(pca.model_, ["scores"], open_source(source), threads=site.threads)
     predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
     return GrowthResult(times.median("job"), peak, predicted)
 
@@ -266,7 +267,7 @@ def summarize_growth(jobs: Sequence[GrowthResult], n: int, rows: int) -> Row:
     }
 
 
-def _fit_components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
+def _fit_components(site: BenchEnvironment, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
     kernel, precision = default_gaussian(X.shape[1]), cast("DType", dtype)
     return KernelPCA(q, kernel=kernel, dtype=precision, workspace=site.folder).fit(X)
 

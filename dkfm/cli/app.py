@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dkfm import __version__
-from dkfm.cli import demo_bench_compare, failures, log_lines, option_parsing, performance_report, process
+from dkfm.cli import demo_bench_compare, failures, logging_options, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.core.terminal_output import print_result
 
@@ -118,7 +118,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     show_default=True,
     help="What MODEL scores in.",
 )
-@click.option("--kernel", help=option_parsing.KERNEL_HELP, shell_complete=option_parsing.complete_kernel)
+@click.option("--kernel", help=option_parsing.KERNEL_HELP, shell_complete=option_parsing.complete_kernel_name)
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
 @click.option(
     "--map",
@@ -162,7 +162,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @_SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
 @_REPORT
-@log_lines.log_options
+@logging_options.add_logging_options
 def fit(
     train: str,
     model: str,
@@ -174,26 +174,26 @@ def fit(
     **options: object,
 ) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
-    with process.import_modules():
-        from dkfm.cli.fit import FitOptions, run_fit, run_plan
-        from dkfm.cli.verify import describe_stored, list_facts
+    with process.disable_gc_during_imports():
+        from dkfm.cli.fit import FitOptions, make_fit_plan, run_fit
+        from dkfm.cli.verify import describe_fitted_model, format_model_size
 
     option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, train, model)
-    options["progress"] = bool(options["progress"]) and not log_lines.is_quiet()
+    options["progress"] = bool(options["progress"]) and not logging_options.is_quiet()
     connection = _connect(scheduler, wait_for_workers, None if dry_run else page)
     checked = FitOptions(**options)  # type: ignore[arg-type]  # click checks them
     if dry_run:
-        _print_plan(run_plan(train, checked, connection), as_json)
+        _print_plan(make_fit_plan(train, checked, connection), as_json)
         return
     fitted = run_fit(train, model, checked, connection)
     if as_json:
-        print_result(json.dumps({"model": model, **list_facts(fitted._to_stored())}))
+        print_result(json.dumps({"model": model, **describe_fitted_model(fitted._to_stored())}))
         return
-    size = describe_stored(fitted._to_stored())
-    log_lines.print_summary(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
+    size = format_model_size(fitted._to_stored())
+    logging_options.print_summary(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
     if getattr(fitted, "landmarks", None) is not None:
-        log_lines.print_summary(f"{model}: pairs of training points: {fitted.training_certificate_}")
+        logging_options.print_summary(f"{model}: pairs of training points: {fitted.training_certificate_}")
 
 
 @main.command()
@@ -227,7 +227,7 @@ def fit(
 @_SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
 @_REPORT
-@log_lines.log_options
+@logging_options.add_logging_options
 def score(
     model: str,
     input: str,  # noqa: A002  # click names the argument after what the user reads
@@ -253,7 +253,7 @@ def score(
     INPUT is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz; OUTPUT is a folder
     of Parquet where it ends in .parquet, else a Zarr store.
     """
-    with process.import_modules():
+    with process.disable_gc_during_imports():
         from dkfm.scoring.run import batch_score, plan_score
 
     option_parsing.allow_user_imports(*trusted)
@@ -281,13 +281,13 @@ def score(
             input,
             output,
             stall_timeout=stall_timeout,
-            progress=progress and not log_lines.is_quiet(),
+            progress=progress and not logging_options.is_quiet(),
             **arguments,  # type: ignore[arg-type]  # a dict of different types
         )
     if as_json:
         print_result(report.to_json())
         return
-    log_lines.print_summary(f"{output}: {_summarize_report(report)}")
+    logging_options.print_summary(f"{output}: {_summarize_report(report)}")
 
 
 def _print_plan(plan: "Plan | FitPlan", as_json: bool) -> None:
@@ -316,18 +316,20 @@ def _summarize_report(report: "ScoreReport") -> str:
 )
 @click.option("--model", metavar="MODEL", help="Of an output: where its model is, if it moved.")
 @_TRUSTED
-@log_lines.log_options
+@logging_options.add_logging_options
 def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
     """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
-    with process.import_modules():
-        from dkfm.cli.verify import verify_model, verify_output
-        from dkfm.storage import model_transfer
+    with process.disable_gc_during_imports():
+        from dkfm.cli.verify import iter_model_verification, iter_output_verification
+        from dkfm.storage import remote_stores
 
     option_parsing.allow_user_imports(*trusted)
-    if model_transfer.read_store_kind(path) == "scores":
-        log_lines.print_summary(*verify_output(path, against, sample, model, trusted, not log_lines.is_quiet()))
+    if remote_stores.read_store_kind(path) == "scores":
+        logging_options.print_summary(
+            *iter_output_verification(path, against, sample, model, trusted, not logging_options.is_quiet())
+        )
     else:
-        log_lines.print_summary(*verify_model(path, against, trusted))
+        logging_options.print_summary(*iter_model_verification(path, against, trusted))
 
 
 @main.command()
@@ -335,7 +337,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def info(path: str, as_json: bool) -> None:
     """Say what a store of dkfm's is."""
-    with process.import_modules():
+    with process.disable_gc_during_imports():
         from dkfm.cli.inspection import describe_store
 
     facts = describe_store(path)

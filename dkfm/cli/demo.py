@@ -16,7 +16,7 @@ from dkfm.errors import InvalidInputError, MissingExtraError, StoreExistsError
 from dkfm.estimators import ExactFeatureMap, KernelPCA
 from dkfm.execution import memory
 from dkfm.execution.clusters.local import local_cluster
-from dkfm.gram.build import build_gram, workspace_path
+from dkfm.gram.build import build_gram, gram_store_path
 from dkfm.kernels import Gaussian
 from dkfm.plotting.figures import require_replaceable_picture
 from dkfm.scoring.run import batch_score
@@ -90,7 +90,7 @@ def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> No
     with local_cluster() as cluster, Client(cluster) as client:
         say(f"dashboard     {client.dashboard_link}")
         seconds = _measure_seconds(
-            lambda: build_gram(KERNEL, digits.train, workspace_path(KERNEL, digits.train, folder), tile_rows=TILE)
+            lambda: build_gram(KERNEL, digits.train, gram_store_path(KERNEL, digits.train, folder), tile_rows=TILE)
         )
         tiles = list(chunking.lower_triangle_tile_indices(TRAINING, TILE))
         say(f"Gram          {len(tiles)} tiles of {TILE} x {TILE} in {seconds:.1f} s")
@@ -123,7 +123,7 @@ def _prepare_folder(folder: Path) -> None:
             raise StoreExistsError(f"{folder} holds something that no demo wrote; choose another with --dir.")
         for name in _PICTURES:
             require_replaceable_picture(folder / name)
-        gram = workspace_path(KERNEL, Digits.load().train, folder).name
+        gram = gram_store_path(KERNEL, Digits.load().train, folder).name
         for name, kind in {**_STORES, gram: "gram"}.items():
             if zarr_store.is_taken(folder / name):
                 zarr_store.remove_own_store(folder / name, kind)

@@ -6,14 +6,14 @@ from pathlib import Path
 import click
 
 from dkfm.cli import option_parsing
-from dkfm.cli.log_lines import log_options, print_summary
+from dkfm.cli.logging_options import add_logging_options, print_summary
 from dkfm.core.terminal_output import print_result
 
 
 @click.command()
 @click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")
 @click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
-@log_options
+@add_logging_options
 def demo(rows: int, directory: str) -> None:
     """Run the main job on real digits, on a cluster of this machine."""
     from dkfm.cli.demo import run_demo
@@ -53,7 +53,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
     required=True,
     metavar="KERNEL",
     help="Once for each; see above.",
-    shell_complete=option_parsing.complete_kernel,
+    shell_complete=option_parsing.complete_kernel_name,
 )
 @click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
@@ -61,7 +61,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 @click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
 @click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-@log_options
+@add_logging_options
 def compare(
     train: str,
     labels: str,

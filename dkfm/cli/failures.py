@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import click
 
-from dkfm.cli import log_lines
+from dkfm.cli import logging_options
 from dkfm.core.terminal_output import print_message, print_result
 from dkfm.errors import ClusterError, OutputError, PartialOutputError, SchedulerNameError
 
@@ -56,7 +56,7 @@ def find_exit_code(kind: type[BaseException]) -> int:
 def report_failure(kind: type[BaseException], message: str) -> int:
     """Print an error of a class in one sentence, and as JSON if that was asked for; return the exit code."""
     text = message if kind is KeyboardInterrupt else f"{kind.__name__}: {message}"
-    print_message(log_lines.to_json("ERROR", "dkfm", text) if "--log-json" in _options else text)
+    print_message(logging_options.to_json("ERROR", "dkfm", text) if "--log-json" in _options else text)
     print_json_failure(kind, message)
     return find_exit_code(kind)
 

@@ -21,23 +21,23 @@ from dkfm.estimators import (
     KernelRidgeClassifier,
     load,
 )
-from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting import stored_training_rows
 from dkfm.estimators.kernel_ridge import RidgeEstimator
 from dkfm.estimators.planning.fit_plan import plan_fit
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
-from dkfm.files.local import local_path
+from dkfm.files.local import as_local_path
 from dkfm.files.location import locate, require_disjoint, require_not_inside
-from dkfm.gram.checkpoints import removing_states_at_end
+from dkfm.gram.checkpoints import keep_states_until_end
 from dkfm.gram.streamed_rows import SourceRows
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.parameters import MEDIAN
 from dkfm.sources.base import NamedColumns, Source, read_finite
 from dkfm.sources.opening import open_source
-from dkfm.storage import model_transfer
+from dkfm.storage import remote_stores
 
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
@@ -141,21 +141,21 @@ def _name_option(field: str) -> str:
     return f"--{field.removesuffix('_path').replace('_', '-')}"
 
 
-def run_plan(train: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
+def make_fit_plan(train: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
     if options.map_path is not None:
         raise click.UsageError("--dry-run has no plan of --map: the rows are read once, in tiles.")
-    estimator = _build_estimator(_load_kernel(options), options)
+    estimator = _build_estimator(_build_kernel(options), options)
     names = arguments.parse_list(options.columns)
     table = open_source(train, columns=names, id_column=options.id_column)
     with connection:
         if not options.y_columns:
             return plan_fit(estimator, train, columns=names, id_column=options.id_column)
-        return plan_fit(estimator, (table.shape[0], table.mean_values_per_row - len(options.y_columns)))
+        return plan_fit(estimator, (table.shape[0], table.float64s_per_row - len(options.y_columns)))
 
 
-def _load_kernel(options: FitOptions) -> Kernel:
+def _build_kernel(options: FitOptions) -> Kernel:
     """Return the kernel of the options; raise now if the model could not be saved after hours of work."""
     kernel = arguments.parse_kernel(str(options.kernel), options.param)
     if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (str(options.kernel), *options.param)):
@@ -169,7 +169,7 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
     options.require_consistent()
     if options.map_path is not None:
         return _fit_in_map(train, model, options, options.map_path, connection)
-    with removing_states_at_end():  # a command that is killed while it saves the model goes on, too
+    with keep_states_until_end():  # a command that is killed while it saves the model goes on, too
         return _fit_and_save(train, model, options, connection)
 
 
@@ -177,23 +177,23 @@ def _fit_and_save(
     train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]
 ) -> KernelEstimator:
     """Fit an estimator with a kernel of its own, and save it."""
-    kernel = _load_kernel(options)
+    kernel = _build_kernel(options)
     estimator = _build_estimator(kernel, options)
-    model_transfer.require_writable_location(model, overwrite=options.overwrite)
+    remote_stores.require_writable_location(model, overwrite=options.overwrite)
     table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
     inputs = [table.location, None if options.y_path is None else Path(options.y_path)]
     require_disjoint(locate(model), "model", inputs)
     if options.workspace is not None:
-        require_not_inside(local_path(options.workspace).absolute(), "workspace", inputs)
+        require_not_inside(as_local_path(options.workspace).absolute(), "workspace", inputs)
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
         if isinstance(source, NamedColumns):
             log_stage("input", f"{format_names(source.columns)} of {source.name}")
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-            memory.require_driver_memory(
-                source.shape[0], source.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies
+            memory.require_factorization_memory(
+                source.shape[0], source.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies
             )
-        streams = streamed.streams_rows(estimator, kernel)
+        streams = stored_training_rows.can_stream_rows(estimator, kernel)
         rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
         if streams:  # the rows must not change before the end of the fit
             with connection:
@@ -218,7 +218,7 @@ def _fit_in_map(
     if options.shrinkage == "auto" or options.alpha == "loo":
         chosen = "--shrinkage auto" if options.shrinkage == "auto" else "--alpha loo"
         raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
-    model_transfer.require_writable_location(model, overwrite=options.overwrite)
+    remote_stores.require_writable_location(model, overwrite=options.overwrite)
     fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
     columns = arguments.parse_list(options.columns)
     table = open_source(train, columns=columns, id_column=options.id_column)

@@ -8,7 +8,7 @@ from dkfm.files.location import Location, locate
 from dkfm.gram.linear_systems.tile_store import count_lower_tiles
 from dkfm.kernels import serialization
 from dkfm.scoring import completion, output_store
-from dkfm.storage import csr, model_transfer, zarr_schema
+from dkfm.storage import csr, remote_stores, store_metadata
 from dkfm.storage.model_store import load_record
 
 
@@ -21,49 +21,49 @@ def describe_store(path: str | Path) -> dict[str, object]:
         There is no store of dkfm; or, at a URL, it is neither a model nor an output.
     """
     root = locate(path)
-    kind = model_transfer.read_store_kind(path)
+    kind = remote_stores.read_store_kind(path)
     if kind == "scores":
-        return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _describe_scores(root)
-    with model_transfer.open_model_folder(path) as folder:
-        attributes = zarr_schema.read_group(folder, kind)
+        return {"kind": kind, "path": str(root), "format": store_metadata.VERSIONS[kind]} | _describe_scores(root)
+    with remote_stores.open_model_folder(path) as folder:
+        attributes = store_metadata.read_own_attributes(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
         return facts | _DESCRIBE[kind](folder, attributes)
 
 
 def _describe_gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
-    info = zarr_schema.read_array_info(root / "gram")
+    info = store_metadata.read_array_info(root / "gram")
     return {
         "kernel": identity.get("kernel") if isinstance(identity := attributes.get("identity"), dict) else None,
         "shape": list(info.shape),
         "tile_rows": info.chunks[0],
-        "complete": (root / zarr_schema.MARKER).exists(),
+        "complete": (root / store_metadata.MARKER).exists(),
     }
 
 
 def _describe_factor(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     identity = attributes.get("identity")
-    info, known = zarr_schema.read_array_info(root / "factor"), identity if isinstance(identity, dict) else {}
+    info, known = store_metadata.read_array_info(root / "factor"), identity if isinstance(identity, dict) else {}
     blocks = count_tiles(info.shape[0], info.chunks[0])
     return {
         "kernel": known.get("kernel"),
         "alpha": known.get("alpha"),
         "shape": list(info.shape),
         "tile_rows": info.chunks[0],
-        "tiles": len(zarr_schema.list_file_sizes(root / "factor")) - 1,
+        "tiles": len(store_metadata.list_file_sizes(root / "factor")) - 1,
         "of": count_lower_tiles(blocks),
-        "complete": (root / zarr_schema.MARKER).exists(),
+        "complete": (root / store_metadata.MARKER).exists(),
     }
 
 
-def _describe_root(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+def _describe_triangular_root(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     identity = attributes.get("identity")
-    info, known = zarr_schema.read_array_info(root / "root"), identity if isinstance(identity, dict) else {}
+    info, known = store_metadata.read_array_info(root / "root"), identity if isinstance(identity, dict) else {}
     return {
         "kernel": known.get("kernel"),
         "shape": list(info.shape),
-        "chunks": len(zarr_schema.list_file_sizes(root / "root")) - 1,
+        "chunks": len(store_metadata.list_file_sizes(root / "root")) - 1,
         "of": info.grid[1],
-        "complete": (root / zarr_schema.MARKER).exists(),
+        "complete": (root / store_metadata.MARKER).exists(),
     }
 
 
@@ -83,7 +83,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         **({"classes": list(record.classes)} if record.classes else {}),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
-        "bytes": record.model.stored_nbytes,
+        "bytes": record.model.total_nbytes,
         "digest": record.digest,
     }
 
@@ -91,9 +91,9 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
 def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     """Return facts on a store of rows, which holds a dense array or the three arrays of CSR."""
     if (root / "rows").is_dir():
-        info = zarr_schema.read_array_info(root / "rows")
+        info = store_metadata.read_array_info(root / "rows")
         return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
-    _, values, pointers = (zarr_schema.read_array_info(root / name).shape[0] for name in csr.array_names("rows"))
+    _, values, pointers = (store_metadata.read_array_info(root / name).shape[0] for name in csr.array_names("rows"))
     return {"rows": pointers - 1, "values": values}
 
 
@@ -123,7 +123,7 @@ _DESCRIBE = {
     "factor": _describe_factor,
     "gram": _describe_gram,
     "model": _describe_model,
-    "root": _describe_root,
+    "root": _describe_triangular_root,
     "rows": _describe_row_store,
 }
 """Functions that return facts on a store of each kind, from its folder and attributes."""

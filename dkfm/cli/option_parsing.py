@@ -41,10 +41,10 @@ KERNEL_HELP = (
 )
 
 
-def complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_kernel_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of kernels that begin with a text, for completion by a shell.
 
-    >>> complete_kernel(None, None, "ga")
+    >>> complete_kernel_name(None, None, "ga")
     ['gaussian']
     """
     return [name for name in sorted((*KERNEL_NAMES, *SCIKIT_LEARN_NAMES)) if name.startswith(incomplete)]
@@ -87,7 +87,7 @@ def parse_kernel(spec: str, parameters: tuple[str, ...] = ()) -> "Kernel":
     >>> parse_kernel('{"name": "warped", "kernel": {"name": "linear"}, "h": {"name": "affine", "scale": 2}}')
     Linear().warp(Affine(scale=2.0, shift=0.0))
     """
-    from dkfm.kernels import serialization, sklearn_names
+    from dkfm.kernels import kernel_specs, serialization
 
     name, _, rest = spec.partition(":")
     is_json, is_path = spec.lstrip().startswith("{"), bool(rest) and "=" not in rest
@@ -103,7 +103,7 @@ def parse_kernel(spec: str, parameters: tuple[str, ...] = ()) -> "Kernel":
         allow_user_imports(spec)
         return serialization.import_kernel(spec)
     inline = tuple(re.split(r",(?=\s*\w+=)", rest)) if rest else ()
-    return sklearn_names.from_name(name, parse_parameters((*inline, *parameters)))
+    return kernel_specs.from_name(name, parse_parameters((*inline, *parameters)))
 
 
 def _parse_number_or_text(text: str) -> object:

@@ -110,7 +110,7 @@ def _write(client: "Client", report: "performance_report", path: Path) -> None:
     if client.status != "running":
         raise ClusterError("the scheduler is gone")
     command = html.escape(shlex.join(["dkfm", *sys.argv[1:]]))
-    with temporary_folders.temporary_folder("report") as folder:
+    with temporary_folders.open_temporary_folder("report") as folder:
         # A plain name: Dask interprets some characters in a path.
         report.filename = f"{folder}/report.html"
         try:

@@ -78,7 +78,7 @@ def run_command(command: Callable[[], object]) -> NoReturn:
         if interruption.raised or isinstance(error, KeyboardInterrupt):  # a library may raise another error instead
             code = failures.report_failure(KeyboardInterrupt, "Interrupted.")
         else:
-            code = failures.report_failure(*_describe_error(error))
+            code = failures.report_failure(*_classify_error(error))
     interruption.exit_on_next_interruption()
     if (failure := _flush_streams()) is not None and not code:
         code = failures.report_failure(OutputError, _OUTPUT_ERROR.format(failure))
@@ -87,7 +87,7 @@ def run_command(command: Callable[[], object]) -> NoReturn:
 
 
 @contextmanager
-def import_modules() -> Iterator[None]:
+def disable_gc_during_imports() -> Iterator[None]:
     """Import the modules of a command without garbage collection, if the command is the whole of this process.
 
     Modules stay, so a search for unused cycles among their objects finds nothing; it takes a seventh of a small job.
@@ -178,7 +178,7 @@ def _flush_streams() -> str | None:
     return failure
 
 
-def _describe_error(error: BaseException) -> tuple[type[BaseException], str]:
+def _classify_error(error: BaseException) -> tuple[type[BaseException], str]:
     """Return the class and the sentence to report for an error that no command expects."""
     if os.environ.get("DKFM_TRACEBACK"):
         raise error
@@ -238,7 +238,7 @@ class CommandGroup(click.Group):
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # click's signature
         """Parse the options before the name of a command."""
-        with _escape_usage_errors():
+        with _sanitize_usage_errors():
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -246,7 +246,7 @@ class CommandGroup(click.Group):
         former_format = warnings.formatwarning
         warnings.formatwarning = _format_warning
         try:
-            with _escape_usage_errors():
+            with _sanitize_usage_errors():
                 return super().invoke(ctx)
         except DkfmError as error:
             code = failures.report_failure(type(error), str(error))
@@ -262,7 +262,7 @@ class CommandGroup(click.Group):
 
 
 @contextmanager
-def _escape_usage_errors() -> Iterator[None]:
+def _sanitize_usage_errors() -> Iterator[None]:
     """Escape control characters in usage errors, which repeat arguments; print them as JSON too if asked for."""
     try:
         yield

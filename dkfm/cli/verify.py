@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from math import isfinite
 from typing import TYPE_CHECKING, cast
 
-from dkfm.cli.process import import_modules
+from dkfm.cli.process import disable_gc_during_imports
 from dkfm.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from dkfm.estimators.stored.folded import StoredFold
 
 
-def verify_output(
+def iter_output_verification(
     path: str, against: str | None, sample: int, model: str | None, trusted: Collection[str], progress: bool
 ) -> Iterator[str]:
     """Hold an output against its receipts, and against the rows of its input if given; yield lines.
 
     `progress` says whether to show how far it is.
     """
-    with import_modules():
+    with disable_gc_during_imports():
         from dkfm.scoring.verification import verify_scores
 
     result = verify_scores(path, against, sample=sample, model=model, trusted=trusted, progress=progress)
@@ -31,9 +31,9 @@ def verify_output(
         yield f"{path}: {difference} of what rounding allows"
 
 
-def verify_model(path: str, against: str | None, trusted: Collection[str]) -> Iterator[str]:
+def iter_model_verification(path: str, against: str | None, trusted: Collection[str]) -> Iterator[str]:
     """Measure a model anew, on rows of a source if given, and yield lines."""
-    with import_modules():
+    with disable_gc_during_imports():
         from dkfm.estimators.stored.feature_map import StoredMap
         from dkfm.estimators.stored.opening import open_stored
 
@@ -41,8 +41,8 @@ def verify_model(path: str, against: str | None, trusted: Collection[str]) -> It
     first, *others = str(stored.verify(_read_points(stored, against))).splitlines()
     yield f"{path}: {first}"
     if isinstance(stored, StoredMap):
-        yield f"{path}: {describe_stored(stored)}"
-        yield from (f"{path}: {line}" for line in _describe_map(stored))
+        yield f"{path}: {format_model_size(stored)}"
+        yield from (f"{path}: {line}" for line in _iter_map_lines(stored))
     for line in others:
         yield f"{against} {line}"
 
@@ -62,7 +62,7 @@ def _read_points(stored: "StoredEstimator | StoredFold", against: str | None) ->
     return read_evenly_spaced_rows(open_source(against, fitted_columns=stored.feature_names), 512)
 
 
-def describe_stored(stored: "StoredEstimator") -> str:
+def format_model_size(stored: "StoredEstimator") -> str:
     """Return the size of a fitted model in a few words."""
     from dkfm.estimators.stored.discriminants import StoredDiscriminants
     from dkfm.estimators.stored.feature_map import StoredMap
@@ -73,16 +73,16 @@ def describe_stored(stored: "StoredEstimator") -> str:
         classes, shrinkage = cast("Array", stored.values["priors"]), cast("float", stored.values["shrinkage"])
         return f"{landmarks}, {len(classes):,} classes, shrinkage {shrinkage:.3g}"
     if isinstance(stored, StoredRidge):
-        alpha, width = stored.parameters["fitted_alpha"], stored.model.head(stored.output).n_columns
+        alpha, width = stored.parameters["fitted_alpha"], stored.model.head(stored.output_head_name).n_columns
         penalty = f"{alpha:.3g}" if isinstance(alpha, float) else f"{min(alpha):.3g} to {max(alpha):.3g}"  # type: ignore[call-overload]  # else a list
         return f"{landmarks}, {width:,} {'target' if width == 1 else 'targets'}, alpha {penalty}"
     if not isinstance(stored, StoredMap):
         return landmarks
     bound = "not known, for training rows were sampled" if stored.error_bound is None else f"{stored.error_bound:.1e}"
-    return f"{landmarks}, rank {len(stored.root_values):,}, error bound {bound}"
+    return f"{landmarks}, rank {len(stored.eigenvalues_or_pivots):,}, error bound {bound}"
 
 
-def list_facts(stored: "StoredEstimator") -> dict[str, object]:
+def describe_fitted_model(stored: "StoredEstimator") -> dict[str, object]:
     """Return what was fitted, for JSON: the estimator, its kernel, sizes, and what is known of its error."""
     from dkfm.estimators.stored.feature_map import StoredMap
     from dkfm.kernels import serialization
@@ -97,16 +97,16 @@ def list_facts(stored: "StoredEstimator") -> dict[str, object]:
     if isinstance(stored, StoredMap):
         bound = stored.error_bound
         is_known = bound is not None and isfinite(bound)  # JSON has no infinity
-        facts |= {"rank": len(stored.root_values), "error_bound": bound if is_known else None}
+        facts |= {"rank": len(stored.eigenvalues_or_pivots), "error_bound": bound if is_known else None}
     certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
     return facts | certificates
 
 
-def _describe_map(stored: "StoredMap") -> Iterator[str]:
+def _iter_map_lines(stored: "StoredMap") -> Iterator[str]:
     from dkfm.numerics.roots import condition_number
 
     dropped = cast("Array", stored.values["dropped"])
     negative = f"{len(dropped):,} dropped, {int((dropped < 0).sum()):,} of them negative"
-    yield f"condition {condition_number(stored.root_values):.1e}, {negative}"
+    yield f"condition {condition_number(stored.eigenvalues_or_pivots):.1e}, {negative}"
     if "training_certificate" in stored.values:
         yield f"pairs of training points, at fit: {stored.values['training_certificate']}"

@@ -28,13 +28,13 @@ def prefetch(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
             yield result
 
 
-def write_behind(items: Iterable[R], use: Callable[[R], object], count: int) -> None:
+def overlap_writes(items: Iterable[R], use: Callable[[R], object], count: int) -> None:
     """Call a function with each of `count` items, in order, in a thread; the next item is computed here meanwhile.
 
     At most two items are in memory. An exception of a call is raised when the next item is there. The last call, which
     nothing is computed beside, runs here, so that a single one needs no thread.
 
-    >>> write_behind(iter([1, 2]), print, 2)
+    >>> overlap_writes(iter([1, 2]), print, 2)
     1
     2
     """

@@ -128,12 +128,12 @@ def lanczos_matrix_free_bytes(n: int, d: int, basis_columns: int, block_columns:
     return _VALUE * (_basis_values(n, basis_columns, block_columns) + 2 * n * (d + 3)) + PROCESS_BYTES
 
 
-def lanczos_state_bytes(n: int, basis_columns: int, block_columns: int) -> int:
+def lanczos_checkpoint_bytes(n: int, basis_columns: int, block_columns: int) -> int:
     """Return the bytes on disk of a state of Lanczos, and at a restart of half of the next one beside it."""
     return _VALUE * n * (basis_columns * 3 // 2 + 2 * block_columns)
 
 
-def product_task_bytes(tile_rows: int, d: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
+def matrix_free_task_bytes(tile_rows: int, d: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
     """Return the bytes of a task that multiplies a tile of a matrix-free Gram matrix, for both of its sides.
 
     A task holds the rows and the right sides of the tile, and what it adds to both, twice while that is sent; and the
@@ -147,12 +147,12 @@ def _basis_values(n: int, basis_columns: int, block_columns: int) -> int:
     return n * (basis_columns + 8 * block_columns) + 4 * basis_columns * basis_columns
 
 
-def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
+def columnwise_pivots_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
     """Return the peak bytes of the driver that finds r pivots among N rows of d columns without a Gram matrix.
 
     The driver holds the factor (N, r), that of the pivots and its inverse (r, r), the rows, and `copies` of the rows.
 
-    >>> pivot_columns_bytes(100_000, 2, 512) < 10**9
+    >>> columnwise_pivots_bytes(100_000, 2, 512) < 10**9
     True
     """
     return _VALUE * (n * (r + 8) + 3 * r * r + (2 + copies) * n * (d + 3)) + _OVERHEAD
@@ -192,7 +192,7 @@ def feature_sums_task_bytes(d: int, n: int, r: int, classes: int, blocks: int = 
     return _VALUE * (held + (blocks + 2) * piece_values)
 
 
-def pivot_columns_seconds(n: int, d: int, r: int) -> float:
+def columnwise_pivots_seconds(n: int, d: int, r: int) -> float:
     """Predict the seconds to find r pivots among N rows column by column, with memory read at 30 GB/s."""
     return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)
 
@@ -226,7 +226,7 @@ def centring_seconds(n: int) -> float:
     return 3.5e-9 * n * n
 
 
-def lanczos_basis_seconds(n: int, columns: int, products: int) -> float:
+def reorthogonalization_seconds(n: int, columns: int, products: int) -> float:
     """Predict the seconds that Lanczos takes beside its products: to keep that many blocks of columns orthogonal."""
     return 8 * n * columns * columns * products * products / 2 / _PRODUCT_RATE
 

@@ -95,17 +95,17 @@ def _balance_chunk_rows(rows: int, wanted: int, threads: int, step: int) -> int:
     """
     each = count_tiles(rows, threads * wanted)
     if rows <= threads * wanted:
-        return align_to_chunks(wanted, step)  # one chunk for each thread would make some tiny
+        return round_to_chunk_rows(wanted, step)  # one chunk for each thread would make some tiny
     shares = range(each, min(2 * each, each + 9) + 1)  # chunks of each thread
-    sizes = {align_to_chunks(count_tiles(rows, threads * share), step) for share in shares}
+    sizes = {round_to_chunk_rows(count_tiles(rows, threads * share), step) for share in shares}
     loads = {size: size * count_tiles(count_tiles(rows, size), threads) for size in sizes}
     return max(size for size, load in loads.items() if load <= _BALANCE_TOLERANCE * min(loads.values()))
 
 
-def align_to_chunks(wanted: int, chunk: int) -> int:
+def round_to_chunk_rows(wanted: int, chunk: int) -> int:
     """Round a number of rows to whole chunks of a source, or to an equal part of a larger chunk.
 
-    >>> align_to_chunks(4_400, 1_000), align_to_chunks(300, 1_000)
+    >>> round_to_chunk_rows(4_400, 1_000), round_to_chunk_rows(300, 1_000)
     (4000, 250)
     """
     if chunk <= wanted:
@@ -141,7 +141,7 @@ def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: in
     few, many = _PIECE_VALUES // values_per_row, _MAX_PIECE_BYTES // (itemsize * values_per_row)
     share = max(count_tiles(chunk_rows, _PIECES), min(chunk_rows, _MIN_PIECE_ROWS))
     wanted = min(share, max(1, few, min(many, _MAX_PIECE_ROWS)))
-    if is_within_half_chunk(chunk_rows, source_chunk_rows):
+    if is_at_most_half_chunk(chunk_rows, source_chunk_rows):
         return wanted
     return min(chunk_rows, max(1, wanted // source_chunk_rows) * source_chunk_rows)
 
@@ -192,10 +192,10 @@ def lower_triangle_tile_indices(n: int, rows: int) -> Iterator[tuple[int, int]]:
     return ((i, j) for i in range(count_tiles(n, rows)) for j in range(i + 1))
 
 
-def is_within_half_chunk(rows: int, chunk_rows: int) -> bool:
+def is_at_most_half_chunk(rows: int, chunk_rows: int) -> bool:
     """Whether ``rows`` rows are at most half a chunk; such a chunk is decoded once for several tasks.
 
-    >>> is_within_half_chunk(500, 1000), is_within_half_chunk(1000, 1000)
+    >>> is_at_most_half_chunk(500, 1000), is_at_most_half_chunk(1000, 1000)
     (True, False)
     """
     return 2 * rows <= chunk_rows

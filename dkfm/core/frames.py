@@ -13,7 +13,7 @@ _MAX_NAMED = 5
 """Largest number of columns that a message names."""
 
 
-def unwrap_container(X: object) -> object:
+def convert_container(X: object) -> object:
     """Return the array of an xarray DataArray, or an Arrow record batch as a table; any other X as it is.
 
     A DataArray holds a NumPy array or a dask array. scikit-learn reads the column names of a table, not of a batch.
@@ -103,7 +103,7 @@ def as_row_pair(X: object, Y: object) -> tuple[Rows, Rows]:
     return x, y
 
 
-def check_column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+def validate_columns_argument(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the column names that a user asks for, each once; None if the user asks for none."""
     if columns is None:
         return None

@@ -40,20 +40,20 @@ class LruCache(Generic[V]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def get(self, key: Hashable, compute: Callable[[], V]) -> V:
+    def get_or_compute(self, key: Hashable, compute: Callable[[], V]) -> V:
         """Return the value of a key; compute it if it is not there."""
         with self._lock:
-            return self._get(key, compute)
+            return self._get_or_compute(key, compute)
 
-    def apply(self, function: Callable[[V], R], key: Hashable, compute: Callable[[], V]) -> R:
+    def call_with_value(self, function: Callable[[V], R], key: Hashable, compute: Callable[[], V]) -> R:
         """Return a function of the value of a key, during which no value is removed or computed.
 
         So a value that is too large to be held twice is not used after another one took its place.
         """
         with self._lock:
-            return function(self._get(key, compute))
+            return function(self._get_or_compute(key, compute))
 
-    def _get(self, key: Hashable, compute: Callable[[], V]) -> V:
+    def _get_or_compute(self, key: Hashable, compute: Callable[[], V]) -> V:
         if not self._values or key != next(reversed(self._values)):
             requested = self._values.pop(key, None)
             self._shrink(self._kept() if callable(self._kept) else self._kept)
@@ -69,13 +69,13 @@ class LruCache(Generic[V]):
         with self._lock:
             self._shrink(kept)
 
-    def remove(self, unwanted: Callable[[Hashable], bool] = lambda key: True) -> None:
+    def remove_matching(self, unwanted: Callable[[Hashable], bool] = lambda key: True) -> None:
         """Remove the values of some keys, by default all."""
         with self._lock:
             for key in [key for key in self._values if unwanted(key)]:
                 del self._values[key]
 
-    def remove_unless_busy(self) -> None:
+    def clear_unless_busy(self) -> None:
         """Remove all values, unless a thread, perhaps this one, is computing or using one."""
         if self._lock.acquire(blocking=False):
             try:

@@ -121,7 +121,9 @@ def _check_sparse_format(X: Any) -> None:
             same.check_format(full_check=True)
 
 
-def csr_rows(data: Array, indices: npt.NDArray[np.integer], indptr: npt.NDArray[np.integer], columns: int) -> Sparse:
+def build_csr_rows(
+    data: Array, indices: npt.NDArray[np.integer], indptr: npt.NDArray[np.integer], columns: int
+) -> Sparse:
     """Return CSR rows from their three arrays."""
     from scipy.sparse import csr_array
 
@@ -133,7 +135,7 @@ def is_sparse(rows: Rows) -> bool:
     return not isinstance(rows, np.ndarray)
 
 
-def are_all_equal(rows: Rows) -> bool:
+def has_only_equal_rows(rows: Rows) -> bool:
     """Return whether all rows are equal."""
     if isinstance(rows, np.ndarray):
         return bool((rows == rows[:1]).all())
@@ -198,7 +200,7 @@ def zero_nonfinite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
     return finite, _with_data(rows, np.where(finite[row], rows.data, 0.0))
 
 
-def estimate_values_per_row(rows: Rows) -> int:
+def estimate_float64s_per_row(rows: Rows) -> int:
     """Return the average memory of a row in dense float64 values, rounded up."""
     if isinstance(rows, np.ndarray):
         return int(rows.shape[1])
@@ -258,4 +260,4 @@ def normalize_rows(X: Rows) -> tuple[Rows, Array]:
 
 
 def _with_data(X: Sparse, data: Array) -> Sparse:
-    return csr_rows(data.astype(X.dtype, copy=False), X.indices, X.indptr, X.shape[1])
+    return build_csr_rows(data.astype(X.dtype, copy=False), X.indices, X.indptr, X.shape[1])

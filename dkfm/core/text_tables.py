@@ -19,7 +19,7 @@ class Table:
     title: str
     rows: Sequence[Row]
 
-    def lines(self) -> Iterator[str]:
+    def format_lines(self) -> Iterator[str]:
         """Yield the lines of the table as text, columns aligned to the right.
 
         >>> squares = [{"a_number": 4, "its_square": 16}, {"a_number": 30, "its_square": 900}]

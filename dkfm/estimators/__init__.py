@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dkfm.estimators.stored.opening import restore
+from dkfm.estimators.stored.opening import build_from_store
 from dkfm.files.location import locate
 from dkfm.storage.model_store import Record
 
@@ -95,8 +95,8 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> "KernelEstimator
     ...     dkfm.load(folder + "/model").eigenvalues_.shape
     (2,)
     """
-    estimator = restore(path, trusted, _build_estimator)
-    estimator._saved_at = str(locate(path))
+    estimator = build_from_store(path, trusted, _build_estimator)
+    estimator._saved_location = str(locate(path))
     return estimator
 
 

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dkfm.core.frames import column_names, require_same_names, require_unique_names
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
-from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting import stored_training_rows
 from dkfm.estimators.mixins.scoring import ScoringMixin
 from dkfm.estimators.mixins.transformer import ModelTransformerMixin
 from dkfm.estimators.stored.base import StoredEstimator
@@ -59,12 +59,12 @@ class KernelEstimator(ScoringMixin):
     on_indefinite: str
     progress: bool
     certificate_: Certificate
-    _fitted_parameters: dict[str, object]
+    _params_at_fit: dict[str, object]
     """Values, at the time of the fit, of the parameters that a store keeps."""
 
     _indefinite_policies: ClassVar[tuple[str, ...]] = ("raise", "clip")
     """Valid values of `on_indefinite`."""
-    _stored_class: ClassVar[type[StoredEstimator]]
+    _stored_estimator_class: ClassVar[type[StoredEstimator]]
     """Class of what a store holds of the estimator."""
 
     def _get_options(self, options_class: type[T]) -> T:
@@ -78,7 +78,7 @@ class KernelEstimator(ScoringMixin):
             raise InvalidInputError(f"on_indefinite must be one of {known}, and is {self.on_indefinite!r}.")
         training_data: TrainingData
         if isinstance(X, SourceRows):
-            training_data = StreamedRows.open(kernel, X.source)
+            training_data = StreamedRows.from_source(kernel, X.source)
         else:
             training_data = as_training_data(kernel, X, copy=copy)
         require_unique_names(column_names(X) or (), "X has")
@@ -103,7 +103,9 @@ class KernelEstimator(ScoringMixin):
         `resolved_params` holds the values that the fit has determined for parameters.
         """
         validate_data(self, X, reset=True, skip_check_array=True)
-        parameters = {name: _to_json_value(getattr(self, name)) for name in self._stored_class.names.parameters}
+        parameters = {
+            name: _to_json_value(getattr(self, name)) for name in self._stored_estimator_class.names.parameters
+        }
         self._replace_fitted(model, fitted, parameters | dict(resolved_params or {}))
         return self
 
@@ -111,23 +113,23 @@ class KernelEstimator(ScoringMixin):
         self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], **resolved_params: object
     ) -> Self:
         """Set all attributes of a fit in the features of a map; `resolved_params` as in `_set_fitted`."""
-        parameters = {name: getattr(self, name) for name in self._stored_class.names.parameters}
+        parameters = {name: getattr(self, name) for name in self._stored_estimator_class.names.parameters}
         self._replace_fitted(model, fitted, parameters | resolved_params)
-        self._copy_column_names(feature_map)
+        self._copy_feature_names_in(feature_map)
         return self
 
     def _replace_fitted(self, model: Model, fitted: Mapping[str, object], fitted_params: Mapping[str, object]) -> None:
-        for name in self._stored_class.names.fitted:
+        for name in self._stored_estimator_class.names.fitted:
             self.__dict__.pop(f"{name}_", None)  # left by an earlier fit
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
-        self._fitted_parameters = dict(fitted_params)
+        self._params_at_fit = dict(fitted_params)
         self._set_model(model)
 
-    def _fit_opened(self, X: object, streams: bool, *arguments: object) -> Self:
-        """Fit to rows that `streamed.open_stored_rows` opens; if they change meanwhile, the estimator is as before."""
+    def _fit_stored_rows(self, X: object, streams: bool, *arguments: object) -> Self:
+        """Fit to stored or lazy rows; if they change meanwhile, the estimator is as before."""
         fitted = copy.copy(self)  # it shares a random state, which goes on
-        with streamed.open_stored_rows(X, streams) as (rows, names):
+        with stored_training_rows.open_stored_rows(X, streams) as (rows, names):
             fitted.fit(rows, *arguments)
             if names is not None:
                 fitted.feature_names_in_ = np.asarray(names, dtype=object)
@@ -187,17 +189,17 @@ class KernelEstimator(ScoringMixin):
 
     def _to_stored(self) -> StoredEstimator:
         """Return what a store holds of the estimator."""
-        fitted, stored_class = vars(self), self._stored_class
+        fitted, stored_class = vars(self), self._stored_estimator_class
         values = {name: fitted[f"{name}_"] for name in stored_class.names.fitted if f"{name}_" in fitted}
-        return stored_class(type(self).__name__, self._fitted_parameters, values, self.model_)
+        return stored_class(type(self).__name__, self._params_at_fit, values, self.model_)
 
     @contextmanager
     def _open_rows(self, X: object) -> Iterator[object]:
         """Yield the rows of another fit, if any: stored ones where they are, others in memory, checked for columns."""
         with ExitStack() as stack:
-            if streamed.is_opened(X, self.model_.kernel, streams=True):
+            if stored_training_rows.is_stored_or_lazy(X, self.model_.kernel, streams=True):
                 names = getattr(self, "feature_names_in_", None)
-                opened = streamed.open_stored_rows(X, True, None if names is None else list(names))
+                opened = stored_training_rows.open_stored_rows(X, True, None if names is None else list(names))
                 X = stack.enter_context(opened)[0]
             X = compute_lazy_frame(X)
             if isinstance(X, SourceRows):
@@ -211,26 +213,26 @@ class KernelEstimator(ScoringMixin):
             yield X
 
     def _to_record(self) -> Record:
-        names, values = self._stored_class.names, vars(self)
+        names, values = self._stored_estimator_class.names, vars(self)
         fitted: dict[str, object] = {
-            "certificates": {n: values[f"{n}_"].to_dict() for n in self._select_fitted(names.certificates)},
-            "numbers": {name: float(values[f"{name}_"]) for name in self._select_fitted(names.numbers)},
+            "certificates": {n: values[f"{n}_"].to_dict() for n in self._list_fitted_names(names.certificates)},
+            "numbers": {name: float(values[f"{name}_"]) for name in self._list_fitted_names(names.numbers)},
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
-        return Record(type(self).__name__, self._fitted_parameters, fitted, self._fitted_arrays(), self.model_)
+        return Record(type(self).__name__, self._params_at_fit, fitted, self._fitted_arrays(), self.model_)
 
     def _fitted_arrays(self) -> dict[str, Array]:
-        names, values = self._stored_class.names, vars(self)
-        return {name: values[f"{name}_"] for name in self._select_fitted(names.arrays)}
+        names, values = self._stored_estimator_class.names, vars(self)
+        return {name: values[f"{name}_"] for name in self._list_fitted_names(names.arrays)}
 
-    def _select_fitted(self, names: tuple[str, ...]) -> list[str]:
+    def _list_fitted_names(self, names: tuple[str, ...]) -> list[str]:
         """Return the names, without the last underscore, of those fitted attributes that this fit has."""
         return [name for name in names if f"{name}_" in vars(self)]
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
         """Restore a fitted estimator from the record that `_to_record` returned."""
-        stored = cls._stored_class.from_record(record)
+        stored = cls._stored_estimator_class.from_record(record)
         parameters = {name: stored.parameters[name] for name in stored.names.parameters}
         estimator = cls(kernel=stored.model.kernel, **parameters)
         estimator._replace_fitted(stored.model, stored.values, stored.parameters)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast, overload
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap_container
+from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection, require_same_columns
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelTransformer, check_dtype
-from dkfm.estimators.fitting import feature_maps, landmarks, streamed
-from dkfm.estimators.fitting.choices import Basis, Build, Certify, DType, IndefinitePolicy, Landmarks
+from dkfm.estimators.fitting import feature_maps, landmarks, stored_training_rows
 from dkfm.estimators.fitting.landmarks import MapOptions
+from dkfm.estimators.fitting.parameter_types import Basis, Build, Certify, DType, IndefinitePolicy, Landmarks
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.feature_map import StoredMap
-from dkfm.estimators.stored.map_records import root_values_name
+from dkfm.estimators.stored.map_records import eigenvalues_or_pivots_name
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_for_fit
-from dkfm.gram.checkpoints import removing_states_at_end
+from dkfm.gram.checkpoints import keep_states_until_end
 from dkfm.gram.training_data import compute_lazy_frame, drop_zero_weights
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
@@ -166,8 +166,8 @@ class ExactFeatureMap(KernelTransformer):
     error_bounds_: Array
     scales_: Array
     max_similarity_: float
-    _output: ClassVar[str] = StoredMap.output
-    _stored_class: ClassVar[type[StoredEstimator]] = StoredMap
+    _output_head_name: ClassVar[str] = StoredMap.output_head_name
+    _stored_estimator_class: ClassVar[type[StoredEstimator]] = StoredMap
 
     def __init__(
         self,
@@ -228,17 +228,17 @@ class ExactFeatureMap(KernelTransformer):
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         options.require_valid(self.landmarks)
         kernel = as_kernel(self.kernel, self.kernel_params)
-        streams = streamed.streams_rows(self, kernel)
-        if streamed.is_opened(X, kernel, streams):
-            return self._fit_opened(X, streams, y, sample_weight)
+        streams = stored_training_rows.can_stream_rows(self, kernel)
+        if stored_training_rows.is_stored_or_lazy(X, kernel, streams):
+            return self._fit_stored_rows(X, streams, y, sample_weight)
         X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
         # Landmarks that are chosen are copied when they are.
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
         rows, weights = drop_zero_weights(rows, sample_weight)
         self._log_fit(rows)
-        product_rows = landmarks.count_product_rows(len(weights), self.n_landmarks, self.certify)
-        with removing_states_at_end(), single_blas_thread_for_fit(product_rows):
+        product_rows = landmarks.count_largest_matrix_rows(len(weights), self.n_landmarks, self.certify)
+        with keep_states_until_end(), single_blas_thread_for_fit(product_rows):
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
             model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
         return self._set_fitted(X, model, fitted)
@@ -246,7 +246,7 @@ class ExactFeatureMap(KernelTransformer):
     @property
     def _eigenvalues_or_pivots(self) -> Array:
         check_is_fitted(self, "model_")
-        values: Array = vars(self)[f"{root_values_name(str(self._fitted_parameters['basis']))}_"]
+        values: Array = vars(self)[f"{eigenvalues_or_pivots_name(str(self._params_at_fit['basis']))}_"]
         return values
 
     @property
@@ -308,11 +308,13 @@ class ExactFeatureMap(KernelTransformer):
         """
         check_is_fitted(self, "model_")
         r = feature_maps.choose_truncated_rank(rank, tol, vars(self).get("error_bounds_"), self.rank_)
-        basis = str(self._fitted_parameters["basis"])
-        model, fitted = feature_maps.truncate_map(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
+        basis = str(self._params_at_fit["basis"])
+        model, fitted = feature_maps.truncate_map_model(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
         truncated = copy.copy(self)
-        numbers = {name: vars(self)[f"{name}_"] for name in self._select_fitted(self._stored_class.names.numbers)}
-        truncated._replace_fitted(model, fitted | numbers, self._fitted_parameters)
+        numbers = {
+            name: vars(self)[f"{name}_"] for name in self._list_fitted_names(self._stored_estimator_class.names.numbers)
+        }
+        truncated._replace_fitted(model, fitted | numbers, self._params_at_fit)
         return truncated
 
     @overload
@@ -380,7 +382,7 @@ class ExactFeatureMap(KernelTransformer):
         check_is_fitted(self, "model_")
         if self.kernel_.is_precomputed:
             raise InvalidInputError("A precomputed kernel has no points to compare, so it knows no distances.")
-        X = unwrap_container(X)
+        X = convert_container(X)
         if is_dask_collection(X):
             lazy_rows = cast("da.Array", X) if is_dask_array(X) else self._select_frame_columns(X).to_dask_array()
             return lazy_scoring.lazy_distances(

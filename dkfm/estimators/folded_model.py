@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _Method = TypeVar("_Method", bound="Callable[..., object]")
 
 
-def _available_with(name: str) -> Callable[[_Method], _Method]:
+def _available_if_output(name: str) -> Callable[[_Method], _Method]:
     """Return a decorator that makes a method available only if the model has the output."""
 
     def has_output(folded: Folded) -> bool:
@@ -74,7 +74,7 @@ class Folded(ScoringMixin):
         """Do nothing: the model is already fitted."""
         return self
 
-    @_available_with(PREDICT)
+    @_available_if_output(PREDICT)
     def predict(self, X: object) -> Predictions:
         """Return the label or value of each row of X (n, d), lazily for dask arrays and data frames.
 
@@ -83,17 +83,17 @@ class Folded(ScoringMixin):
         output = self._compute_output(PREDICT, X)
         return codes_to_labels(output, self.classes_) if self._has_classes else flatten_column(output)
 
-    @_available_with(DECISION)
+    @_available_if_output(DECISION)
     def decision_function(self, X: object) -> Predictions:
         """Return the decision values of rows X, (n, C), or (n,) for two classes."""
         return flatten_column(self._compute_output(DECISION, X))
 
-    @_available_with(PROBABILITIES)
+    @_available_if_output(PROBABILITIES)
     def predict_proba(self, X: object) -> Predictions:
         """Return the probabilities (n, C) of the classes for rows X."""
         return self._compute_output(PROBABILITIES, X)
 
-    @_available_with(PREDICT)
+    @_available_if_output(PREDICT)
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
         """Return the accuracy of a classifier, or R^2 of a regressor, on rows X with targets y."""
         from sklearn.metrics import accuracy_score, r2_score
@@ -164,4 +164,4 @@ class Folded(ScoringMixin):
 class FoldedTransformer(Folded, ModelTransformerMixin):
     """Folded model with a `transform` method."""
 
-    _output = TRANSFORM
+    _output_head_name = TRANSFORM

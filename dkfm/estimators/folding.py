@@ -11,7 +11,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators import linear_model_readers
 from dkfm.estimators.columns_between_models import require_column_order, to_named_frame
-from dkfm.estimators.fitting.feature_maps import require_weights_in_memory
+from dkfm.estimators.fitting.feature_maps import require_loaded_weights
 from dkfm.estimators.folded_model import Folded, FoldedTransformer
 from dkfm.estimators.linear_model_readers import LinearModel
 from dkfm.estimators.mixins.transformer import ModelTransformerMixin
@@ -85,11 +85,11 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     if not isinstance(feature_map, ModelTransformerMixin):
         raise InvalidInputError(f"feature_map must be a fitted feature map of dkfm's, and is {feature_map!r:.100}.")
     check_is_fitted(feature_map, "model_")
-    head = feature_map.model_.head(feature_map._output)
-    require_weights_in_memory(feature_map.model_, "A folded model")
+    head = feature_map.model_.head(feature_map._output_head_name)
+    require_loaded_weights(feature_map.model_, "A folded model")
     check_is_fitted(model)
     linear = linear_model_readers.read_linear_model(model)
-    width = next(iter(linear.outputs.values()))[0].dense_weights.shape[0]
+    width = next(iter(linear.affine_outputs.values()))[0].dense_weights.shape[0]
     if width != head.width:
         raise InvalidInputError(f"The model was fitted to {width} features, and the map returns {head.width}.")
     require_column_order(
@@ -97,12 +97,12 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
         list(feature_map.get_feature_names_out()),
         f"The rows of {model!r:.50}",
     )
-    folded = (FoldedTransformer if TRANSFORM in linear.outputs else Folded)()
+    folded = (FoldedTransformer if TRANSFORM in linear.affine_outputs else Folded)()
     folded._set_model(_compose_model(feature_map.model_, head, linear))
     folded.model_name_, folded.kind_ = type(model).__name__, linear.estimator_type
     if linear.classes is not None:
         folded.classes_ = require_storable(linear.classes)
-    folded._copy_column_names(feature_map)
+    folded._copy_feature_names_in(feature_map)
     features = _sample_features(feature_map)
     _require_affine_outputs(model, linear, features)
     if not feature_map.kernel_.is_precomputed:
@@ -115,10 +115,10 @@ def _compose_model(base: Model, head: Head, linear: LinearModel) -> Model:
     """Return a model whose heads compose a head of a map with the outputs of a linear model, in the map's precision."""
     composed: dict[int, tuple[Array, Array]] = {}
     heads: dict[str, Head] = {}
-    for name, (step, link) in linear.outputs.items():
+    for name, (step, link) in linear.affine_outputs.items():
         if id(step) not in composed:
             with np.errstate(over="ignore"):  # an overflow in float32 is refused below
-                W, b = (array.astype(base.dtype) for array in linear_model_readers.compose_head(head, step))
+                W, b = (array.astype(base.dtype) for array in linear_model_readers.compose_head_with_affine(head, step))
             if not (np.isfinite(W).all() and np.isfinite(b).all()):
                 raise NotSupportedError(f"The weights of {name} are not finite in {base.dtype}: it cannot be folded.")
             composed[id(step)] = W, b
@@ -128,7 +128,7 @@ def _compose_model(base: Model, head: Head, linear: LinearModel) -> Model:
 
 def _sample_features(feature_map: ModelTransformerMixin) -> Array:
     """Return features of at most 512 landmarks, or random features if a precomputed kernel has no points."""
-    model, name = feature_map.model_, feature_map._output
+    model, name = feature_map.model_, feature_map._output_head_name
     if model.kernel.is_precomputed:
         random = np.random.default_rng(0).normal(size=(_N_RANDOM_FEATURES, model.head(name).width))
         return random.astype(model.dtype)
@@ -138,7 +138,7 @@ def _sample_features(feature_map: ModelTransformerMixin) -> Array:
 def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> None:
     """Raise unless the outputs of a model for features agree with its coefficients, up to rounding."""
     F64, eps = F.astype(np.float64), float(np.finfo(F.dtype).eps)
-    for name, (step, link) in linear.outputs.items():
+    for name, (step, link) in linear.affine_outputs.items():
         product = F64 @ step.dense_weights - step.offset
         error = 64 * eps * (np.abs(F64) @ np.abs(step.dense_weights) + np.abs(step.offset))
         expected = links.link_by_name(link)(product, _raise_no_diagonal)
@@ -149,7 +149,9 @@ def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> Non
         same_shape = returned.shape == expected.shape
         if (
             not same_shape
-            or not (np.abs(returned - expected) <= reference_scores.propagate_error(link, product, error, eps)).all()
+            or not (
+                np.abs(returned - expected) <= reference_scores.propagate_error_through_link(link, product, error, eps)
+            ).all()
         ):
             raise NotSupportedError(
                 f"The {name} of {type(model).__name__} is not what its coefficients say, so that it cannot be folded; "
@@ -160,7 +162,7 @@ def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> Non
 def _measure_rounding(folded: Folded, base: Model, linear: LinearModel, F: Array) -> float:
     """Return the largest difference of folded and unfolded outputs of landmarks, relative to each output's spread."""
     ratios = [0.0]
-    for name, (step, link) in linear.outputs.items():
+    for name, (step, link) in linear.affine_outputs.items():
         if link == links.IDENTITY:
             unfolded = F.astype(np.float64) @ step.dense_weights - step.offset
             difference = np.abs(folded._get_scorer()(name, sample_landmarks(base)) - unfolded).max(axis=0)

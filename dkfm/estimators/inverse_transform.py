@@ -151,7 +151,9 @@ class InverseTransformMixin(KernelTransformer):
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, kernel = len(scores), _strip_standardization(rows.kernel, standardized)
-        memory.require_driver_memory(n, rows.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1)
+        memory.require_factorization_memory(
+            n, rows.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1
+        )
         X = cast("Array", rows.indexable_rows)
         return {
             "X_transformed_fit": scores,

@@ -16,10 +16,10 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelTransformer, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import class_labels, discriminants, streamed
-from dkfm.estimators.fitting.choices import DType, IndefinitePolicy, Solver
+from dkfm.estimators.fitting import class_labels, discriminants, stored_training_rows
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
+from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.class_labels import Labels, classes_to_json
@@ -139,8 +139,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     means_: Array
     shrinkage_: float
     ridge_: float
-    _output: ClassVar[str] = StoredDiscriminants.output
-    _stored_class: ClassVar[type[StoredEstimator]] = StoredDiscriminants
+    _output_head_name: ClassVar[str] = StoredDiscriminants.output_head_name
+    _stored_estimator_class: ClassVar[type[StoredEstimator]] = StoredDiscriminants
 
     def __init__(
         self,
@@ -191,13 +191,13 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
             Rows of weight 0 are left out.
         """
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        if streamed.is_opened(X, kernel, streams=False):
-            return self._fit_opened(X, False, y, sample_weight)
+        if stored_training_rows.is_stored_or_lazy(X, kernel, streams=False):
+            return self._fit_stored_rows(X, False, y, sample_weight)
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype = check_dtype(precision)
         options, X = self._discriminant_options(), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
-        y = class_labels.check_labels(y, all_rows.indexable_rows.shape[0], type(self).__name__)
+        y = class_labels.check_label_array(y, all_rows.indexable_rows.shape[0], type(self).__name__)
         rows, weights = training_data.drop_zero_weights(all_rows, sample_weight)
         labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
@@ -266,7 +266,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         with feature_map._open_rows(X) as rows, single_blas_thread_in_worker():
             given = feature_map.model_.landmarks if rows is None else rows
             count = given.shape[0] if isinstance(given, SourceRows) else as_rows(given).shape[0]
-            y = class_labels.check_labels(y, count, cls.__name__)
+            y = class_labels.check_label_array(y, count, cls.__name__)
             model, fitted = discriminants.fit_in_map(fitted_map, options, y, rows, sample_weight)
         return estimator._set_fitted_from_map(feature_map, model, fitted, priors=estimator._list_priors())
 

@@ -13,15 +13,15 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import fit_certificates, pca, streamed
-from dkfm.estimators.fitting.choices import ComponentPolicy, DType, EigenSolver, Formulation
+from dkfm.estimators.fitting import fit_certificates, pca, stored_training_rows
+from dkfm.estimators.fitting.parameter_types import ComponentPolicy, DType, EigenSolver, Formulation
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.components import StoredComponents
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.gram import training_data
-from dkfm.gram.checkpoints import removing_states_at_end
+from dkfm.gram.checkpoints import keep_states_until_end
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions, Weighting
@@ -149,9 +149,9 @@ class KernelPCA(InverseTransformMixin):
     total_variance_: float
     total_weight_: float
     gamma_: float
-    _output: ClassVar[str] = StoredComponents.output
+    _output_head_name: ClassVar[str] = StoredComponents.output_head_name
     _indefinite_policies: ClassVar[tuple[str, ...]] = ("auto", "raise", "clip")
-    _stored_class: ClassVar[type[StoredEstimator]] = StoredComponents
+    _stored_estimator_class: ClassVar[type[StoredEstimator]] = StoredComponents
 
     def __init__(
         self,
@@ -221,8 +221,8 @@ class KernelPCA(InverseTransformMixin):
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
         kernel, gamma = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        if streamed.is_opened(X, kernel, streams=False):
-            return self._fit_opened(X, False, y, sample_weight, standardize)
+        if stored_training_rows.is_stored_or_lazy(X, kernel, streams=False):
+            return self._fit_stored_rows(X, False, y, sample_weight, standardize)
         columns: dict[str, object] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
@@ -233,7 +233,7 @@ class KernelPCA(InverseTransformMixin):
         self._log_fit(rows)
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
-        with removing_states_at_end(), single_blas_thread_for_fit(len(weights)):
+        with keep_states_until_end(), single_blas_thread_for_fit(len(weights)):
             result = pca.fit_components(rows, options, weighting, self._get_options(pca.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
@@ -319,11 +319,12 @@ class KernelPCA(InverseTransformMixin):
             too_light = weights.min() < MIN_WEIGHT_SHARE * weights.max()
             if too_light or len(weights) != as_rows(X).shape[0]:
                 return super()._transform_training_rows(X)
-        scores: Array = self._head_weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])
+        divisors = 1.0 if weights is None else weights[:, np.newaxis]
+        scores: Array = self._component_weights * self.eigenvalues_ / divisors
         return scores.astype(self.model_.dtype, copy=False)
 
     @property
-    def _head_weights(self) -> Array:
+    def _component_weights(self) -> Array:
         head = self.model_.head("scores")
         return head.weights[:, : head.n_columns]
 
@@ -331,10 +332,10 @@ class KernelPCA(InverseTransformMixin):
     def eigenvectors_(self) -> Array:
         """Eigenvectors of the centred Gram matrix, of shape (N, q)."""
         check_is_fitted(self, "model_")
-        if not self._fitted_parameters.get("whole", True):
+        if not self._params_at_fit.get("whole", True):
             raise AttributeError("Components of a map have weights of its landmarks, and no eigenvectors of all rows.")
         weights = vars(self).get("sample_weight_", np.ones(1))
-        vectors: Array = self._head_weights * np.sqrt(self.eigenvalues_) / np.sqrt(weights)[:, np.newaxis]
+        vectors: Array = self._component_weights * np.sqrt(self.eigenvalues_) / np.sqrt(weights)[:, np.newaxis]
         return vectors
 
     @property

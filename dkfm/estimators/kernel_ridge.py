@@ -14,9 +14,9 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import ridge, streamed
-from dkfm.estimators.fitting.choices import DType, IndefinitePolicy, Solver
+from dkfm.estimators.fitting import ridge, stored_training_rows
 from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
+from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.ridge import GivenTargets
 from dkfm.estimators.stored.ridge import StoredRidge
@@ -43,7 +43,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
     dtype: DType | None
     fitted_values_: Array
     norms_: Array
-    _stored_class: ClassVar[type[StoredRidge]]
+    _stored_estimator_class: ClassVar[type[StoredRidge]]
 
     def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
         """Check what a fit is given beside its n rows."""
@@ -64,22 +64,24 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             Non-negative weights. A row of weight w counts as w equal rows; rows of weight 0 are left out.
         """
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        if streamed.is_opened(X, kernel, streams=False):
-            return self._fit_opened(X, False, y, sample_weight)
+        if stored_training_rows.is_stored_or_lazy(X, kernel, streams=False):
+            return self._fit_stored_rows(X, False, y, sample_weight)
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
         given = self._read_targets(y, sample_weight, all_rows.indexable_rows.shape[0])
-        data, targets = given.select(all_rows)
+        data, targets = given.drop_zero_weights(all_rows)
         self._log_fit(data)
         with single_blas_thread_for_fit(len(targets.weights)):
             options = self._get_options(ridge.RidgeOptions)
             model, fitted, alphas = ridge.fit_ridge(
-                data, targets, options, dtype, self._stored_class, given.classes is None
+                data, targets, options, dtype, self._stored_estimator_class, given.classes is None
             )
-        fitted_alpha = given.fitted_alpha(alphas, self.alpha)
-        resolved = {"alpha": _to_json(self.alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
-        return self._set_fitted(X, model, given.add_to_fitted(fitted, targets), {"dtype": dtype.name, **resolved})
+        fitted_alpha = given.fitted_alpha_to_json(alphas, self.alpha)
+        resolved = {"alpha": _alpha_to_json(self.alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
+        return self._set_fitted(
+            X, model, given.complete_fitted_values(fitted, targets), {"dtype": dtype.name, **resolved}
+        )
 
     @classmethod
     def from_map(
@@ -126,7 +128,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
         check_is_fitted(feature_map, "model_")
         fitted_map = feature_map._fitted_map()
-        if feature_map._fitted_parameters["centered"]:
+        if feature_map._params_at_fit["centered"]:
             raise NotSupportedError(
                 "Regressions have no intercept for centred features; give a map with centered=False."
             )
@@ -136,29 +138,31 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
                 raise InvalidInputError("from_map needs X, the training rows of y.")
             count = rows.shape[0] if isinstance(rows, SourceRows) else as_rows(rows).shape[0]
             given = estimator._read_targets(y, sample_weight, count)
-            all_rows = streamed.as_data(fitted_map.model.kernel, rows)
-            data, targets = given.select(all_rows)
+            all_rows = stored_training_rows.as_data(fitted_map.model.kernel, rows)
+            data, targets = given.drop_zero_weights(all_rows)
             options, landmarks = estimator._get_options(ridge.RidgeOptions), _landmarks_of(fitted_map.model, all_rows)
             model, fitted, alphas = ridge.fit_in_map(
-                fitted_map, options, targets, data, landmarks, estimator._stored_class
+                fitted_map, options, targets, data, landmarks, estimator._stored_estimator_class
             )
-        fitted_alpha = given.fitted_alpha(alphas, alpha)
-        resolved = {"alpha": _to_json(alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
-        return estimator._set_fitted_from_map(feature_map, model, given.add_to_fitted(fitted, None), **resolved)
+        fitted_alpha = given.fitted_alpha_to_json(alphas, alpha)
+        resolved = {"alpha": _alpha_to_json(alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
+        return estimator._set_fitted_from_map(
+            feature_map, model, given.complete_fitted_values(fitted, None), **resolved
+        )
 
     @property
     def alpha_(self) -> float | Array:
         """Penalty of the fit: a number, or one for each target (q,)."""
         check_is_fitted(self, "model_")
-        alpha = self._fitted_parameters["fitted_alpha"]
+        alpha = self._params_at_fit["fitted_alpha"]
         return np.array(alpha) if isinstance(alpha, list) else cast("float", alpha)
 
     @property
     def dual_coef_(self) -> Array:
         """Coefficients of the training rows, or of the landmarks of a map: (N,), or (N, q) for targets (N, q)."""
         check_is_fitted(self, "model_")
-        weights = self.model_.head(self._stored_class.output).weights
-        return weights[:, 0] if self._fitted_parameters["is_vector"] else weights
+        weights = self.model_.head(self._stored_estimator_class.output_head_name).weights
+        return weights[:, 0] if self._params_at_fit["is_vector"] else weights
 
     @property
     def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
@@ -271,7 +275,7 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     ((100,), True)
     """
 
-    _stored_class: ClassVar[type[StoredRidge]] = StoredRidge
+    _stored_estimator_class: ClassVar[type[StoredRidge]] = StoredRidge
 
     def __init__(
         self,
@@ -321,7 +325,7 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         The shape is (n,), or (n, q) if the targets of the fit were (N, q).
         """
         output = self._compute_output("predict", X)
-        return flatten_column(output) if self._fitted_parameters["is_vector"] else output
+        return flatten_column(output) if self._params_at_fit["is_vector"] else output
 
     def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
         return ridge.read_targets(y, sample_weight, n, type(self).__name__)
@@ -339,5 +343,5 @@ def _landmarks_of(model: Model, rows: TrainingData) -> TrainingData:
     return TrainingRows(model.kernel, model.original_landmarks, 0)
 
 
-def _to_json(alpha: object) -> object:
+def _alpha_to_json(alpha: object) -> object:
     return alpha if isinstance(alpha, str) else np.asarray(alpha).tolist()

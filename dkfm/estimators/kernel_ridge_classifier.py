@@ -12,8 +12,8 @@ from sklearn.base import ClassifierMixin
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import class_labels, ridge
-from dkfm.estimators.fitting.choices import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.ridge import GivenTargets
 from dkfm.estimators.kernel_ridge import RidgeEstimator
 from dkfm.estimators.stored.class_labels import Labels, classes_to_json
@@ -101,7 +101,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
     """
 
     classes_: Labels
-    _stored_class: ClassVar[type[StoredRidge]] = StoredRidgeClassifier
+    _stored_estimator_class: ClassVar[type[StoredRidge]] = StoredRidgeClassifier
 
     def __init__(
         self,
@@ -141,7 +141,10 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         self.progress = progress
 
     def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
-        labels, weights = class_labels.check_labels(y, n, type(self).__name__), ridge.check_weights(sample_weight, n)
+        labels, weights = (
+            class_labels.check_label_array(y, n, type(self).__name__),
+            ridge.check_weights(sample_weight, n),
+        )
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise InvalidInputError(f"y has {len(classes)} class, {classes.tolist()[0]!r}, and a classifier needs two.")

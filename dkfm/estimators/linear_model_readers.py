@@ -45,7 +45,7 @@ class LinearModel:
 
     estimator_type: str
     """Kind of estimator. One of "classifier", "regressor", "outlier_detector", "transformer"."""
-    outputs: Mapping[str, tuple[AffineStep, str]]
+    affine_outputs: Mapping[str, tuple[AffineStep, str]]
     """Affine map and link of each output, by name; the first output is the main one."""
     classes: npt.NDArray[np.generic] | None = field(default=None)
     """Labels that the codes of "predict" stand for. Shape (C,)."""
@@ -59,9 +59,9 @@ def read_linear_model(model: object) -> LinearModel:
     NotSupportedError
         The outputs are not affine in the features, or not known to be.
     """
-    if "Pipeline" in _sklearn_names(model):
+    if "Pipeline" in _list_sklearn_base_names(model):
         return _read_pipeline(model)
-    readers = (reader for name, reader in _READERS.items() if name in _sklearn_names(model))
+    readers = (reader for name, reader in _READERS.items() if name in _list_sklearn_base_names(model))
     reader = next(readers, None)
     if reader is None:
         raise NotSupportedError(
@@ -69,14 +69,14 @@ def read_linear_model(model: object) -> LinearModel:
             f"be folded; {_ADVICE}."
         )
     linear_model = reader(model)
-    width = next(iter(linear_model.outputs.values()))[0].weights.shape[0]
+    width = next(iter(linear_model.affine_outputs.values()))[0].weights.shape[0]
     expected = getattr(model, "n_features_in_", width)
     if width != expected:
         raise NotSupportedError(f"{type(model).__name__} has {width} coefficients for {expected} features.")
     return linear_model
 
 
-def compose_head(head: Head, affine: AffineStep) -> tuple[Array, Array]:
+def compose_head_with_affine(head: Head, affine: AffineStep) -> tuple[Array, Array]:
     """Return W (N, q) and b (q,), in float64, of a head followed by an affine map: ``k(Z, X) W - b``."""
     W = np.asarray(head.weights[:, : head.n_columns], np.float64)
     b = np.zeros(W.shape[1]) if head.offset is None else np.asarray(head.offset, np.float64)
@@ -86,7 +86,7 @@ def compose_head(head: Head, affine: AffineStep) -> tuple[Array, Array]:
     return W @ matrix, b @ matrix + affine.offset
 
 
-def _sklearn_names(model: object) -> list[str]:
+def _list_sklearn_base_names(model: object) -> list[str]:
     """Return the names of the scikit-learn classes of a model, in the order of its bases."""
     return [base.__name__ for base in type(model).__mro__ if base.__module__.partition(".")[0] == "sklearn"]
 
@@ -126,9 +126,9 @@ def _read_logistic(model: Any) -> LinearModel:
     base = _read_classifier(model, links.SIGMOID if ovr else links.SOFTMAX)
     if ovr or not binary:
         return base
-    decision, _ = base.outputs[DECISION]
+    decision, _ = base.affine_outputs[DECISION]
     pair = AffineStep(np.hstack([-decision.weights, decision.weights]), np.hstack([-decision.offset, decision.offset]))
-    return LinearModel(base.estimator_type, {**base.outputs, PROBABILITIES: (pair, links.SOFTMAX)}, base.classes)
+    return LinearModel(base.estimator_type, {**base.affine_outputs, PROBABILITIES: (pair, links.SOFTMAX)}, base.classes)
 
 
 def _read_sgd_classifier(model: Any) -> LinearModel:
@@ -143,7 +143,7 @@ def _read_discriminant(model: Any) -> LinearModel:
     scalings = np.asarray(model.scalings_, np.float64)[:, : model._max_components]
     mean = getattr(model, "xbar_", None) if model.solver == "svd" else None
     offset = np.zeros(scalings.shape[1]) if mean is None else np.asarray(mean, np.float64) @ scalings
-    outputs = {**classifier.outputs, TRANSFORM: (AffineStep(scalings, offset), links.IDENTITY)}
+    outputs = {**classifier.affine_outputs, TRANSFORM: (AffineStep(scalings, offset), links.IDENTITY)}
     return LinearModel(classifier.estimator_type, outputs, classifier.classes)
 
 
@@ -192,11 +192,11 @@ def _read_pipeline(model: Any) -> LinearModel:
         raise NotSupportedError(f"A Pipeline without steps cannot be folded; {_ADVICE}.")
     linear_model = read_linear_model(last)
     for step in reversed(steps):
-        before = read_linear_model(step).outputs.get(TRANSFORM)
+        before = read_linear_model(step).affine_outputs.get(TRANSFORM)
         if before is None:
             raise NotSupportedError(f"{type(step).__name__} transforms nothing, and is no step of a Pipeline.")
-        composed = {id(affine): before[0].then(affine) for affine, _ in linear_model.outputs.values()}
-        outputs = {name: (composed[id(affine)], link) for name, (affine, link) in linear_model.outputs.items()}
+        composed = {id(affine): before[0].then(affine) for affine, _ in linear_model.affine_outputs.values()}
+        outputs = {name: (composed[id(affine)], link) for name, (affine, link) in linear_model.affine_outputs.items()}
         linear_model = LinearModel(linear_model.estimator_type, outputs, linear_model.classes)
     return linear_model
 

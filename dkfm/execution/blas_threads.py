@@ -65,7 +65,7 @@ def _shared_thread_limit(uses_scipy: bool) -> Iterator[None]:
         with _blas_lock:
             _n_users_of_limit -= 1
             if _n_users_of_limit == 0:
-                with _release_openblas_control():
+                with _clear_controlling_thread():
                     while _limits:  # the first found the numbers from before all others
                         _limits.pop().restore_original_limits()
 
@@ -120,7 +120,7 @@ def _set_one_thread(uses_scipy: bool) -> threadpool_limits:
     if uses_scipy:
         import scipy.linalg  # noqa: F401
 
-    with _release_openblas_control():
+    with _clear_controlling_thread():
         return _find_blas_libraries(len(sys.modules)).limit(limits=1)
 
 
@@ -131,7 +131,7 @@ def _find_blas_libraries(n_modules: int) -> ThreadpoolController:  # part of the
 
 
 @contextmanager
-def _release_openblas_control() -> Iterator[None]:
+def _clear_controlling_thread() -> Iterator[None]:
     """Let this thread set limits: since threadpoolctl 3.8, limits of all threads but the first are silently ignored."""
     release = getattr(OpenBLASController, "clear_controlling_thread", lambda force: None)
     release(force=True)

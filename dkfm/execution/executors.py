@@ -59,11 +59,11 @@ class ExecutorHealth:
 
     answers: bool = True
     """Whether the scheduler answers."""
-    running_workers: tuple[str, ...] = ()
+    running_addresses: tuple[str, ...] = ()
     """Addresses of workers that take tasks."""
-    paused_workers: tuple[str, ...] = ()
+    paused_addresses: tuple[str, ...] = ()
     """Addresses of workers that Dask paused for lack of memory."""
-    silent_workers: tuple[str, ...] = ()
+    silent_addresses: tuple[str, ...] = ()
     """Addresses of workers whose heartbeats stopped."""
     stuck_tasks: tuple[Key, ...] = ()
     """Tasks held by paused or silent workers, finished there without a result, or limited to workers that are gone."""
@@ -123,7 +123,7 @@ class ThreadExecutor:
 
     def update_health(self) -> ExecutorHealth:
         """Return this process as the only running worker."""
-        return ExecutorHealth(running_workers=("this process",))
+        return ExecutorHealth(running_addresses=("this process",))
 
     def exclude_worker(self, error: UnfitWorkerError) -> bool:
         """Return False: there is no other process."""
@@ -234,7 +234,7 @@ class ClientExecutor:
         if facts is None:
             return ExecutorHealth(answers=False)
         now = time.monotonic()
-        self._heartbeats = {a: self._update_heartbeat(a, fact["last_seen"], now) for a, fact in facts.items()}
+        self._heartbeats = {a: self._get_dated_heartbeat(a, fact["last_seen"], now) for a, fact in facts.items()}
         silent = tuple(address for address, (_, since) in self._heartbeats.items() if now - since > _SILENCE_LIMIT)
         paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
         running = tuple(a for a in facts if a not in paused and a not in silent and a not in self._unfit)
@@ -254,7 +254,7 @@ class ClientExecutor:
                 warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
         return bool(self._fit)
 
-    def _update_heartbeat(self, address: str, last: object, now: float) -> tuple[object, float]:
+    def _get_dated_heartbeat(self, address: str, last: object, now: float) -> tuple[object, float]:
         """Return the worker's last heartbeat, and the time at which this heartbeat was first seen."""
         before = self._heartbeats.get(address)
         return before if before is not None and before[0] == last else (last, now)

@@ -78,9 +78,9 @@ class TemporaryModelStore:
     """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
-        root = None if workspace is None else local.make_folder(local.local_path(workspace))
-        folder = temporary_folders.SubfolderOfShared(
-            "model", root, need=record.model.stored_nbytes, what="The model for Dask's workers"
+        root = None if workspace is None else local.make_folder(local.as_local_path(workspace))
+        folder = temporary_folders.TemporarySubfolder(
+            "model", root, need=record.model.total_nbytes, what="The model for Dask's workers"
         )
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
@@ -126,9 +126,9 @@ def score_array(
     """
     from dask.delayed import delayed
 
-    _require_rows(Z, model.n_features_in)
+    _require_shape_and_dtype(Z, model.n_features_in)
     shared = delayed(shared_model, name=f"dkfm-model-{shared_model.token}", traverse=False)
-    known = () if diagonal is None else (_align_diagonal(diagonal, Z)[:, np.newaxis],)
+    known = () if diagonal is None else (_rechunk_diagonal(diagonal, Z)[:, np.newaxis],)
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
         _score_block,
         *known,
@@ -155,7 +155,7 @@ def lazy_distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
     """Return the `kernel_distances` between the rows of a dask array (n, d) and Y (m, d), lazily."""
     from dask.delayed import delayed
 
-    _require_rows(X, Y.shape[1])
+    _require_shape_and_dtype(X, Y.shape[1])
     shared = delayed((kernel, Y), name=f"dkfm-points-{uuid.uuid4().hex}", traverse=False)
     distances: da.Array = X.rechunk({1: -1}).map_blocks(
         _kernel_distances_of_block,
@@ -176,14 +176,14 @@ def _kernel_distances_of_block(block: Array, *, kernel_and_rows: tuple[Kernel, R
         return kernel_distances(kernel, as_float64(as_rows(block, "a block of rows")), Y)
 
 
-def _require_rows(X: "da.Array", d: int) -> None:
+def _require_shape_and_dtype(X: "da.Array", d: int) -> None:
     if X.ndim != 2 or X.shape[1] != d:
         raise InvalidInputError(f"The dask array has shape {X.shape} and the model was fitted with {d} columns.")
     if X.dtype.kind not in "biuf":
         raise InvalidInputError(f"The dask array must hold real numbers, and its dtype is {X.dtype}.")
 
 
-def _align_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
+def _rechunk_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
     """Return k(z, z) of the rows Z as a dask array (n,) with the row chunks of Z."""
     import dask.array as da
 

@@ -57,14 +57,14 @@ def cache_bytes(limit: int) -> int:
     return max(0, int((_PAUSE_SHARE - _SPILL_SHARE) * limit) - _MODULE_BYTES)
 
 
-def available_memory() -> int:
-    """Return the bytes that this process may still allocate, once its caches are empty: see `free_memory`."""
+def clear_caches_and_measure_memory() -> int:
+    """Return the bytes that this process may still allocate, once its caches are empty: see `measure_free_memory`."""
     for clear in _caches:
         clear()
-    return free_memory()
+    return measure_free_memory()
 
 
-def free_memory() -> int:
+def measure_free_memory() -> int:
     """Return the bytes that this process may still allocate, given the machine, the container, and `ulimit -v`."""
     import psutil
 
@@ -102,7 +102,7 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
-def require_driver_memory(
+def require_factorization_memory(
     n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
 ) -> None:
     """Raise a BudgetError unless this process has the memory to factorize an N x N Gram matrix: `budget.fit_bytes`."""
@@ -111,28 +111,31 @@ def require_driver_memory(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
             'fewer rows, choose some with landmarks=, or use basis="cholesky", which needs none where the rank is low.'
         )
-    have = available_memory()
+    have = clear_caches_and_measure_memory()
     remedy = f"the largest N that fits is {budget.largest_n_within(have, d, blocks, copies, squares)}"
     budget.require_fits(
         budget.fit_bytes(n, d, blocks, copies, squares), have, f"The root of N = {n} training rows", remedy
     )
 
 
-def has_driver_memory(
+def has_factorization_memory(
     n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
 ) -> bool:
     """Return whether this process has the memory to factorize an N x N Gram matrix: see `budget.fit_bytes`."""
-    return n <= budget.LARGEST_DENSE_N and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
+    return (
+        n <= budget.LARGEST_DENSE_N
+        and budget.fit_bytes(n, d, blocks, copies, squares) <= clear_caches_and_measure_memory()
+    )
 
 
 def require_gram_memory(n: int, d: int, blocks: int, copies: int, squares: int, estimator: str) -> None:
     """Raise a BudgetError unless this process can hold `squares` (N, N) arrays, the Gram matrix among them."""
     if squares == budget.EIGENVECTOR_SQUARES:
-        require_driver_memory(n, d, blocks, copies)
+        require_factorization_memory(n, d, blocks, copies)
         return
     remedy = f"fit fewer rows, or the features of a map on fewer landmarks with {estimator}.from_map"
     need = budget.fit_bytes(n, d, blocks, copies, squares)
-    budget.require_fits(need, available_memory(), f"The Gram matrix of N = {n} training rows", remedy)
+    budget.require_fits(need, clear_caches_and_measure_memory(), f"The Gram matrix of N = {n} training rows", remedy)
 
 
 def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
@@ -150,14 +153,14 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0, needed: 
     unless `needed` bytes for one task are there without.
     """
     if client is None:
-        if needed is not None and (have := (free_memory() - shared) // threads) >= needed:
+        if needed is not None and (have := (measure_free_memory() - shared) // threads) >= needed:
             return have
-        return (available_memory() - shared) // threads
-    budgets = [have(shared) for have in worker_task_budgets(client, shared).values()]
+        return (clear_caches_and_measure_memory() - shared) // threads
+    budgets = [have(shared) for have in worker_task_budget_functions(client, shared).values()]
     return budgets[0] if needed is None else next((have for have in budgets if have >= needed), budgets[-1])
 
 
-def worker_task_budgets(client: "Client", shared: int) -> dict[str, Callable[[int], int]]:
+def worker_task_budget_functions(client: "Client", shared: int) -> dict[str, Callable[[int], int]]:
     """Return the task budget of every worker by its address, the smallest first.
 
     Each is a function of the bytes that the tasks of a process share, and returns bytes. The order is that for `shared`
@@ -181,7 +184,7 @@ def thread_budget(limit: int | None, threads: int, shared: int, held: int) -> in
     available on this machine stands for that of the worker's machine. The result is negative if `shared` does not fit.
     """
     if not limit:
-        return (int(_SPILL_SHARE * available_memory()) - shared) // threads
+        return (int(_SPILL_SHARE * clear_caches_and_measure_memory()) - shared) // threads
     return (min(int(_SPILL_SHARE * limit), int(_PAUSE_SHARE * limit) - min(held, _MODULE_BYTES)) - shared) // threads
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection
 
 from dkfm.core import budget
 from dkfm.core.lru_cache import LruCache
-from dkfm.core.rows import estimate_values_per_row
+from dkfm.core.rows import estimate_float64s_per_row
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import is_inside_worker, nanny_local_directory, worker_memory_limit
-from dkfm.kernels.pairwise.block_functions import find_exponential
+from dkfm.kernels.pairwise.block_operations import find_exponential
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
-from dkfm.storage.model_transfer import get_cached_model_folder
+from dkfm.storage.remote_stores import get_cached_model_folder
 
 _FREE_SHARE = 1 / 4
 """Largest share of the free memory of a process that models keep after a job on its threads."""
@@ -23,7 +23,7 @@ _KEPT_WITHOUT_LIMIT = 2**28
 """Bytes of models that stay in a worker without a memory limit, which does not know how many others its machine has."""
 
 
-def _kept_bytes() -> int:
+def _cache_limit_bytes() -> int:
     """Return the bytes of models that stay when another one is prepared."""
     limit = worker_memory_limit()
     if limit is None and is_inside_worker():
@@ -34,16 +34,16 @@ def _kept_bytes() -> int:
 def _prepared_bytes(scorer: Scorer) -> int:
     """Return the bytes of a prepared model, as plans predict them."""
     model = scorer.model
-    n, values = model.landmarks.shape[0], estimate_values_per_row(model.landmarks)
+    n, values = model.landmarks.shape[0], estimate_float64s_per_row(model.landmarks)
     weights = model.n_head_elements - model.n_stored_head_elements
     return budget.model_bytes(n, values, weights, model.kernel.landmark_copies, model.dtype.itemsize)
 
 
-_scorers: LruCache[Scorer] = LruCache(_kept_bytes, _prepared_bytes)
-memory.register_cache(_scorers.remove_unless_busy)
+_scorers: LruCache[Scorer] = LruCache(_cache_limit_bytes, _prepared_bytes)
+memory.register_cache(_scorers.clear_unless_busy)
 
 
-def peak_memory_after_imports() -> int:
+def import_and_measure_peak_memory() -> int:
     """Return the peak resident size of this process, in bytes, once SciPy and this module's imports are loaded.
 
     On some processors the exponential is compiled, by a library of fifty megabytes. Code that numba compiles for a
@@ -57,7 +57,7 @@ def peak_memory_after_imports() -> int:
 
 def get_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
     """Return the prepared model with a digest; `make` prepares it once per process, and threads share it."""
-    return _scorers.get(digest, make)
+    return _scorers.get_or_compute(digest, make)
 
 
 def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stream_weights: bool = False) -> Scorer:
@@ -81,9 +81,9 @@ def holds_model(digest: str) -> bool:
 
 def remove_model(digest: str) -> None:
     """Drop a model from the cache."""
-    _scorers.remove(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)
+    _scorers.remove_matching(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)
 
 
 def shrink_to_free_memory() -> None:
     """Drop the least recently used models until the others take a small share of the free memory of this process."""
-    _scorers.shrink(min(_kept_bytes(), int(_FREE_SHARE * memory.free_memory())))
+    _scorers.shrink(min(_cache_limit_bytes(), int(_FREE_SHARE * memory.measure_free_memory())))

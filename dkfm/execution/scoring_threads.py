@@ -21,7 +21,7 @@ a product on several threads waits up to ten milliseconds for each of them to ge
 
 
 @contextmanager
-def use_all_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scorer]:
+def choose_scoring_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scorer]:
     """Yield a scorer that scores n rows on as many threads as pay, with the threads of BLAS limited meanwhile.
 
     Tiles of many rows are scored on all cores, unless the kernel is a user's code, which may not expect threads, or the

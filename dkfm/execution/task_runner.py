@@ -43,7 +43,7 @@ class Tally:
     """Tasks that were started again."""
     duplicates: int = 0
     """Results of copies of a task that was done already."""
-    fatal_tasks: list[int] = field(default_factory=list)
+    fatal_task_numbers: list[int] = field(default_factory=list)
     """Numbers of tasks that killed their workers each time they ran alone."""
 
 
@@ -152,17 +152,17 @@ class _Run(Generic[R]):
     def run_all(self, tasks: Iterable[tuple[object, ...] | None]) -> Tally:
         """Run all tasks, then each suspected one alone; tasks that wait for a suspected one follow it."""
         numbered, is_waiting = _number_tasks(tasks), True
-        while is_waiting and not self._tally.fatal_tasks:
+        while is_waiting and not self._tally.fatal_task_numbers:
             is_waiting = self._run_window(numbered)
             if is_waiting and not self._suspects:
                 raise AssertionError("A task waits for the result of a task that was not read before it.")
             suspects, self._suspects = self._suspects, {}
             for number, arguments in sorted(suspects.items()):
-                if self._rerun_alone(number, arguments):
-                    self._tally.fatal_tasks.append(number)
+                if self._rerun_and_check_fatal(number, arguments):
+                    self._tally.fatal_task_numbers.append(number)
         return self._tally
 
-    def _rerun_alone(self, number: int, arguments: tuple[object, ...]) -> bool:
+    def _rerun_and_check_fatal(self, number: int, arguments: tuple[object, ...]) -> bool:
         """Run a task alone, a few times if necessary; return whether its workers died each time."""
         for _ in range(_ISOLATED_RETRIES):
             self._tally.retries += 1
@@ -207,14 +207,14 @@ class _Run(Generic[R]):
             if not self._running[number]:
                 del self._running[number]
         elif error is None:
-            self._pop_open_task(number)
+            self._remove_open_task(number)
             del self._copies[number]
             self._done += 1
             self._finish(cast("R", finished.value))
         elif self._running[number]:
             return  # another copy of the task is running
         elif isinstance(error, WorkerDiedError):
-            self._suspects[number] = self._pop_open_task(number)
+            self._suspects[number] = self._remove_open_task(number)
         elif isinstance(error, UnfitWorkerError) and self._executor.exclude_worker(error):
             self._start(number)
         elif isinstance(error, UnreachableError) and self._copies[number] < _MAX_ATTEMPTS:
@@ -223,7 +223,7 @@ class _Run(Generic[R]):
         else:
             raise error
 
-    def _pop_open_task(self, number: int) -> tuple[object, ...]:
+    def _remove_open_task(self, number: int) -> tuple[object, ...]:
         if not self._running[number]:
             del self._running[number]
         return self._open.pop(number)
@@ -233,10 +233,10 @@ class _Run(Generic[R]):
         health = self._executor.update_health()
         self._last_check = time.monotonic()
         for number in {key[1] for key in health.stuck_tasks}:
-            if health.running_workers and number in self._open and self._running[number] == 1:
+            if health.running_addresses and number in self._open and self._running[number] == 1:
                 self._tally.retries += 1
-                self._start(number, health.running_workers)
-        if self._stall is None and health.answers and health.running_workers:
+                self._start(number, health.running_addresses)
+        if self._stall is None and health.answers and health.running_addresses:
             self._last_result = self._last_check
         silence = self._last_check - self._last_result
         if silence > (self._stall or STALL_SECONDS):
@@ -249,10 +249,10 @@ class _Run(Generic[R]):
 def _explain_stall(health: ExecutorHealth, tasks: int) -> str:
     if not health.answers:
         return "the scheduler does not answer."
-    if running := len(health.running_workers):
+    if running := len(health.running_addresses):
         return f"{tasks} tasks are with {running} workers that are well; give them a longer stall timeout."
-    if health.silent_workers:
-        return f"of {', '.join(health.silent_workers[:3])} nothing is heard."
-    if health.paused_workers:
+    if health.silent_addresses:
+        return f"of {', '.join(health.silent_addresses[:3])} nothing is heard."
+    if health.paused_addresses:
         return "every worker is paused, without memory for another task; use a smaller chunk_rows, or more memory."
     return "there is no worker."

@@ -85,10 +85,10 @@ def probe_file(location: OutputLocation, name: str, text: bytes) -> Iterator[Non
 
 
 @contextmanager
-def check_workers_with_probe(executor: Executor, requirements: WorkerRequirements) -> Iterator[None]:
+def exclude_unfit_with_probe(executor: Executor, requirements: WorkerRequirements) -> Iterator[None]:
     """Exclude unfit workers, and keep the probe file in place until the context ends.
 
-    Workers that join later check themselves. `check_workers` lists the errors and warnings.
+    Workers that join later check themselves. `find_unfit_workers` lists the errors and warnings.
     """
     with probe_file(requirements.location, requirements.probe, requirements.probe_text):
         exclude_unfit_workers(executor, requirements)
@@ -98,11 +98,11 @@ def check_workers_with_probe(executor: Executor, requirements: WorkerRequirement
 def exclude_unfit_workers(executor: Executor, requirements: WorkerRequirements) -> None:
     """Check every worker of an executor's cluster; those that are unfit get no tasks, and a warning names each."""
     if executor.client is not None:
-        for error in check_workers(executor.client, requirements):
+        for error in find_unfit_workers(executor.client, requirements):
             executor.exclude_worker(error)
 
 
-def check_workers(client: "Client", requirements: WorkerRequirements) -> list[UnfitWorkerError]:
+def find_unfit_workers(client: "Client", requirements: WorkerRequirements) -> list[UnfitWorkerError]:
     """Return an error for every worker that does not meet the requirements; it names the worker and the remedy.
 
     Raises
@@ -153,17 +153,17 @@ def _version(name: str) -> str | None:
         return None
 
 
-def check_this_worker(requirements: WorkerRequirements | None) -> None:
+def require_fit_worker(requirements: WorkerRequirements | None) -> None:
     """Raise an `UnfitWorkerError` if this process is a worker that does not meet the requirements.
 
     A worker is checked once for each job. Outside a worker nothing is checked.
     """
     if requirements is not None and worker_address() is not None:
-        _check_this_worker_once(requirements)
+        _require_fit_worker_once(requirements)
 
 
 @lru_cache(maxsize=8)
-def _check_this_worker_once(requirements: WorkerRequirements) -> None:
+def _require_fit_worker_once(requirements: WorkerRequirements) -> None:
     from distributed import get_worker
 
     worker = get_worker()

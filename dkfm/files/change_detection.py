@@ -35,7 +35,7 @@ def digest_file_stats(files: Iterable[tuple[str, int, int | str]]) -> str:
     return digest.hexdigest()
 
 
-def change_time_for_stamp(status: os.stat_result, include_ctime: bool) -> int | str:
+def get_stamp_times(status: os.stat_result, include_ctime: bool) -> int | str:
     """Return the mtime of a file in ns; if `include_ctime`, the text "mtime ctime" instead."""
     return f"{status.st_mtime_ns} {status.st_ctime_ns}" if include_ctime else status.st_mtime_ns
 
@@ -43,7 +43,7 @@ def change_time_for_stamp(status: os.stat_result, include_ctime: bool) -> int | 
 def _list_file_stats(path: Path, include_ctime: bool) -> Iterator[tuple[str, int, int | str]]:
     if not path.is_dir():
         status = path.stat()
-        yield "", status.st_size, change_time_for_stamp(status, include_ctime)
+        yield "", status.st_size, get_stamp_times(status, include_ctime)
         return
     folders = [""]
     while folders:
@@ -55,7 +55,7 @@ def _list_file_stats(path: Path, include_ctime: bool) -> Iterator[tuple[str, int
                     folders.append(f"{name}/")
                 else:
                     status = entry.stat(follow_symlinks=entry.is_file())
-                    yield name, status.st_size, change_time_for_stamp(status, include_ctime)
+                    yield name, status.st_size, get_stamp_times(status, include_ctime)
 
 
 class WatchedInput(Protocol):

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dkfm.errors import DkfmError, MissingExtraError, StoreError
-from dkfm.files.fsspec_errors import conflict_status, is_transient
+from dkfm.files.fsspec_errors import find_conflict_status, is_transient
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -161,7 +161,7 @@ def _try_to_create(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            status = conflict_status(error)
+            status = find_conflict_status(error)
             if status == 412:
                 return False
             if status != 409 or attempt == _MAX_CONFLICTS:  # 409: another writer created or removed it just now

@@ -39,7 +39,7 @@ def strip_credentials(text: str) -> str:
     return _QUERY.sub(r"\1", _CREDENTIALS.sub("", text))
 
 
-def conflict_status(error: BaseException) -> int | None:
+def find_conflict_status(error: BaseException) -> int | None:
     """Return the HTTP status of a conflict with another writer, 412 or 409; None for other errors."""
     return next((s for e in _cause_chain(error) if (s := _status(e)) in (409, 412)), None)
 

@@ -26,7 +26,7 @@ _SIGNATURE_BYTES = 4096
 _PARTIAL_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 
-def local_path(path: str | os.PathLike[str]) -> Path:
+def as_local_path(path: str | os.PathLike[str]) -> Path:
     """Return a path of this file system; raise a StoreError for a URL or a name that cannot be a path."""
     text = os.fspath(path)
     if "://" in text:
@@ -99,7 +99,7 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     return data
 
 
-class BoundedReader(BufferedReader):
+class ReadSizeLimitedReader(BufferedReader):
     """Binary file that reads at most `max_bytes` bytes at a time, whatever length a header in it claims."""
 
     def __init__(self, raw: RawIOBase, max_bytes: int) -> None:
@@ -149,7 +149,7 @@ class NewFile:
 
     path: Path
     file: BufferedRandom
-    _durable: Path
+    _synced_root: Path
     _hidden: Path
     is_synced_on_commit = True
 
@@ -170,7 +170,9 @@ class NewFile:
             created = True
         else:
             created = _link(self._hidden, self.path)
-        sync_folders(self.path, self._durable)  # also for a file of another task, which may have been killed before it
+        sync_parent_folders(
+            self.path, self._synced_root
+        )  # also for a file of another task, which may have been killed before it
         return created
 
 
@@ -225,7 +227,7 @@ def new_file(path: Path, root: Path, durable: Path | None = None) -> Iterator[Ne
             hidden.unlink(missing_ok=True)
 
 
-def require_signature(path: Path, signature: bytes, what: str) -> None:
+def require_replaceable_file(path: Path, signature: bytes, what: str) -> None:
     """Raise a `StoreExistsError` if an existing file is not empty and has no signature of dkfm at its beginning."""
     with translate_write_errors(path):
         if not path.exists():
@@ -258,10 +260,10 @@ def make_durable_folder(path: Path, root: Path) -> None:
     """Create a folder below `root`, which must exist, and those between; sync their names to disk."""
     with translate_write_errors(root):
         _make_folders(path / "file", root)
-        sync_folders(path, root)
+        sync_parent_folders(path, root)
 
 
-def sync_folders(path: Path, root: Path) -> None:
+def sync_parent_folders(path: Path, root: Path) -> None:
     """Sync the folders of a path to disk, up to `root`."""
     for folder in path.relative_to(root).parents:
         sync_folder(root / folder)

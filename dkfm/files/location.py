@@ -7,8 +7,8 @@ from pathlib import Path, PurePath
 from typing import TypeAlias
 
 from dkfm.errors import InvalidInputError, StoreError
-from dkfm.files.change_detection import change_time_for_stamp, digest_path_stats
-from dkfm.files.local import local_path, open_plain
+from dkfm.files.change_detection import digest_path_stats, get_stamp_times
+from dkfm.files.local import as_local_path, open_plain
 from dkfm.files.object_store import Remote, open_file
 
 Location: TypeAlias = Path | Remote
@@ -46,7 +46,7 @@ def locate(path: object) -> Location:
         It is neither a path nor a URL.
     """
     remote = parse_remote(path)
-    return local_path(path).absolute() if remote is None else remote  # type: ignore[arg-type]  # it refuses other types
+    return as_local_path(path).absolute() if remote is None else remote  # type: ignore[arg-type]  # it refuses other types
 
 
 def is_remote(location: Location) -> bool:
@@ -80,7 +80,7 @@ def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
     """
     if isinstance(location, Path):
         stat = location.stat()
-        return stat.st_size, change_time_for_stamp(stat, include_ctime=False)
+        return stat.st_size, get_stamp_times(stat, include_ctime=False)
     remote = location.read_size_and_stamp()
     if remote is None:
         raise InvalidInputError(f"There is no {location}.")
@@ -89,15 +89,17 @@ def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
 
 def stamp(location: Location) -> str:
     """Return the stamp of a file or an object, or of all files below a location: see `change_detection`."""
-    return digest_path_stats(location) if isinstance(location, Path) else location.stamp()
+    return digest_path_stats(location) if isinstance(location, Path) else location.compute_tree_stamp()
 
 
 def stamp_with_ctime(location: Location) -> str:
     """Return the state of a file or of all files below a location; on an object store, the stamp."""
-    return digest_path_stats(location, include_ctime=True) if isinstance(location, Path) else location.stamp()
+    return (
+        digest_path_stats(location, include_ctime=True) if isinstance(location, Path) else location.compute_tree_stamp()
+    )
 
 
-def require_store_suffix(written: Location, what: str, *, allow_parquet: bool = False) -> None:
+def require_no_foreign_suffix(written: Location, what: str, *, allow_parquet: bool = False) -> None:
     """Raise an InvalidInputError if the name of a store to write promises another format.
 
     Parameters
@@ -111,8 +113,8 @@ def require_store_suffix(written: Location, what: str, *, allow_parquet: bool = 
 
     Examples
     --------
-    >>> require_store_suffix(Path("scores.zarr"), "output")
-    >>> require_store_suffix(Path("model.pkl"), "model")
+    >>> require_no_foreign_suffix(Path("scores.zarr"), "output")
+    >>> require_no_foreign_suffix(Path("model.pkl"), "model")
     Traceback (most recent call last):
     dkfm.errors.InvalidInputError: The model model.pkl cannot be a .pkl file; dkfm writes Zarr: name it model.zarr.
     """

@@ -96,7 +96,7 @@ class Remote:
         entries = self._request("listed", _list_entries)
         return sorted(e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory")
 
-    def stamp(self) -> str:
+    def compute_tree_stamp(self) -> str:
         """Return a digest of names, sizes and stamps of the object, or of all objects below the prefix."""
         status = self.read_size_and_stamp()
         return change_detection.digest_file_stats(sorted(self.list_objects()) if status is None else [("", *status)])
@@ -115,26 +115,26 @@ class Remote:
         """Write an object, and replace one that exists."""
         self.join(name)._request("written", lambda files, path: files.pipe_file(path, data))
 
-    def remove(self, *names: str) -> None:
+    def remove_objects(self, *names: str) -> None:
         """Remove the objects that exist, with a few requests at a time."""
-        _run_parallel(self._remove, names)
+        _run_parallel(self._remove_object, names)
 
-    def _remove(self, name: str) -> None:
+    def _remove_object(self, name: str) -> None:
         self.join(name)._request("removed", _remove_file)
 
-    def upload(self, folder: Path, names: Iterable[str]) -> None:
+    def upload_files(self, folder: Path, names: Iterable[str]) -> None:
         """Write files of a folder under their names, a few at a time, and replace those that exist."""
         _run_parallel(lambda name: self.replace(name, (folder / name).read_bytes()), names)
 
-    def download(self, folder: Path, sizes: Mapping[str, int]) -> None:
+    def download_objects(self, folder: Path, sizes: Mapping[str, int]) -> None:
         """Read objects into files of a folder, a few at a time; raise if a size is not the expected one."""
         for name in sizes:
             if name.startswith("/") or not all(re.fullmatch(r"(?!\.\.?$)[^/\\\0]+", part) for part in name.split("/")):
                 raise StoreError(f"{self} holds {name!r}, which no file of a folder can be called.")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        _run_parallel(lambda name: self._download(folder / name, name, sizes[name]), sizes)
+        _run_parallel(lambda name: self._download_object(folder / name, name, sizes[name]), sizes)
 
-    def _download(self, file: Path, name: str, size: int) -> None:
+    def _download_object(self, file: Path, name: str, size: int) -> None:
         with file.open("xb") as opened:
             for start in range(0, size, _PART_BYTES):
                 part = self.read(name, start, min(start + _PART_BYTES, size))

@@ -5,7 +5,7 @@ removes a folder of this user if its lock is free and its process has ended on t
 never touches a folder without a record: where others can write, a name proves nothing. A kill at the wrong moment may
 leave the folder of an unfinished store empty and without a record; such a folder is removed after an hour.
 
-Signals: while a `temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack, unless the
+Signals: while a `open_temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack, unless the
 program has changed their default action. The folders of this process are removed, the default action is restored, and
 the signal is sent again, so that the exit status is the same as without dkfm. A second signal after a second raises
 again, because Python drops an exception that is raised in a destructor. At all other times, and in other threads, dkfm
@@ -132,7 +132,7 @@ class TemporaryFolder:
                 os.close(self._record)
 
 
-class SubfolderOfShared:
+class TemporarySubfolder:
     """A subfolder in one `TemporaryFolder`, which all of the same kind and parent share.
 
     The parameters are those of `TemporaryFolder`, thousands of which would keep too many files open.
@@ -171,7 +171,7 @@ def _parent(within: str | Path | None) -> Path:
 
 
 @contextmanager
-def temporary_folder(
+def open_temporary_folder(
     kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "", hidden: bool = False
 ) -> Iterator[Path]:
     """Yield the path of a `TemporaryFolder`; remove it when the context ends, or on SIGTERM and SIGHUP."""
@@ -183,7 +183,7 @@ def temporary_folder(
             folder.remove()
 
 
-def keep_after_exit(path: Path) -> None:
+def remove_owner_record(path: Path) -> None:
     """Keep a temporary folder after this process ends: it may hold the only copy of a user's data."""
     (path / _RECORD).unlink(missing_ok=True)
 
@@ -288,11 +288,11 @@ def _remove_if_abandoned(path: Path) -> None:
             record = os.open(_RECORD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
         except FileNotFoundError:
             old = time.time() - os.fstat(descriptor).st_mtime > _UNUSED_SECONDS
-            if path.name.startswith(_UNFINISHED_PREFIX) and _is_own(descriptor) and old:
+            if path.name.startswith(_UNFINISHED_PREFIX) and _is_owned_by_user(descriptor) and old:
                 path.rmdir()  # fails unless it is empty
             return
         try:
-            if _is_own(descriptor) and _is_own(record) and _has_ended(record):
+            if _is_owned_by_user(descriptor) and _is_owned_by_user(record) and _has_ended(record):
                 _remove_open_folder(path, descriptor)
         finally:
             os.close(record)
@@ -300,7 +300,7 @@ def _remove_if_abandoned(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_own(descriptor: int) -> bool:
+def _is_owned_by_user(descriptor: int) -> bool:
     """Return whether this user owns an open folder, or an open file without further hard links."""
     status = os.fstat(descriptor)
     return status.st_uid == os.geteuid() and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1)

@@ -24,12 +24,12 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.files import change_detection, local, temporary_folders
 from dkfm.files.change_detection import Watch
-from dkfm.files.local import local_path
+from dkfm.files.local import as_local_path
 from dkfm.files.location import require_disjoint
-from dkfm.gram.start_log import log_gram
+from dkfm.gram.gram_log import log_gram
 from dkfm.gram.stored_gram import StoredGram, disk_bytes, existing_bytes
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
@@ -38,7 +38,7 @@ from dkfm.sources.base import NamedColumns, Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import CsrCopySource, ZarrSource
-from dkfm.storage import csr, own_files, zarr_schema, zarr_store
+from dkfm.storage import csr, own_files, store_metadata, zarr_store
 from dkfm.storage.output_files import LocalOutput
 from dkfm.storage.zarr_store import ZarrArray
 
@@ -104,17 +104,19 @@ def build_gram(
     ...     K.shape, K.chunks, float(K[7, 7])
     ((100, 100), (40, 40), 1.0)
     """
-    root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
+    root, source, client = as_local_path(path).absolute(), open_source(X), find_client(client)
     require_disjoint(root, "Gram matrix", [source.location])
     with change_detection.watch(source) as watch:
         kernel = _resolve_kernel(kernel, source)
-        identity = build_key(kernel, source)
-        rows = existing_tile_rows(root, "gram", identity, tile_rows) or min(
+        identity = make_gram_identity(kernel, source)
+        rows = check_and_get_tile_rows(root, "gram", identity, tile_rows) or min(
             checked_tile_rows(tile_rows), source.shape[0]
         )
         if zarr_store.is_taken(root):
-            own_files.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
-        if (root / zarr_schema.MARKER).exists():
+            own_files.remove_partial_files(
+                root, store_metadata.read_own_attributes(root, "gram"), local.ABANDONED_SECONDS
+            )
+        if (root / store_metadata.MARKER).exists():
             return _open_finished(root)
         n, width = source.shape[0], chunking.count_tiles(source.max_size_in_float64s(rows), rows)
         with open_executor(client) as executor:
@@ -123,29 +125,30 @@ def build_gram(
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
-            memory.require_disk(root, disk_bytes(n, source.mean_values_per_row, rows) - existing_bytes(root))
+            memory.require_disk(root, disk_bytes(n, source.float64s_per_row, rows) - existing_bytes(root))
             rows = _ensure_store(root, identity, source, rows)
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tile_indices(n, rows))
             log_gram(source, len(pairs), f"in {root}", executor, rows)
             requirements = _make_worker_requirements(root, source if readable is source else None, need)
-            with nullcontext() if client is None else worker_checks.check_workers_with_probe(executor, requirements):
+            with nullcontext() if client is None else worker_checks.exclude_unfit_with_probe(executor, requirements):
                 checked = None if client is None else requirements
                 tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
                 tally = run_tasks(executor, "dkfm-gram", write_tile, tasks, len(pairs), progress)
-        if tally.fatal_tasks:
+        if tally.fatal_task_numbers:
             raise ClusterError(
-                f"Every worker died that computed the tile {pairs[tally.fatal_tasks[0]]}; what else was built stays."
+                f"Every worker died that computed the tile {pairs[tally.fatal_task_numbers[0]]}; "
+                "what else was built stays."
             )
         _require_tiles(root)
-        existing_tile_rows(root, "gram", identity, None)  # raises if the store was replaced meanwhile
-        _require_unchanged(root, watch, source, identity)
+        check_and_get_tile_rows(root, "gram", identity, None)  # raises if the store was replaced meanwhile
+        _discard_if_rows_changed(root, watch, source, identity)
         with local.translate_write_errors(root):
-            zarr_store.write_marker(root, {"tiles": len(pairs)})
+            zarr_store.write_completion_marker(root, {"tiles": len(pairs)})
         return _open_finished(root)
 
 
-def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[str, object]) -> None:
+def _discard_if_rows_changed(root: Path, watch: Watch, source: Source, identity: dict[str, object]) -> None:
     """Raise an InvalidInputError, and remove all tiles, if the rows changed during the build.
 
     If only the metadata changed, as after `chmod`, the rows are read again and compared.
@@ -186,7 +189,7 @@ def _open_finished(root: Path) -> ZarrArray:
 
 def _require_tiles(root: Path) -> None:
     try:
-        zarr_schema.require_chunks(root / "gram", zarr_schema.read_array_info(root / "gram"))
+        store_metadata.require_chunks(root / "gram", store_metadata.read_array_info(root / "gram"))
     except DamagedStoreError as error:
         raise DamagedStoreError(f"{error} Delete {root} and build again.") from None
 
@@ -196,20 +199,20 @@ def checked_tile_rows(tile_rows: object) -> int:
     return TILE_ROWS if tile_rows is None else chunking.require_count(tile_rows, "tile_rows")
 
 
-def build_key(kernel: Kernel, source: Source) -> dict[str, object]:
+def make_gram_identity(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return kernel, digest of the rows, and shape, which identify a Gram matrix; all rows must be finite."""
     # Kernels that are code cannot be compared, so such a build is never resumed.
     name: object = serialization.to_config(kernel) if is_code_free(kernel) else uuid.uuid4().hex
     return {"kernel": name, "rows": digest_rows(source), "shape": list(source.shape)}
 
 
-def existing_tile_rows(root: Path, kind: str, identity: dict[str, object], tile_rows: int | None) -> int | None:
+def check_and_get_tile_rows(root: Path, kind: str, identity: dict[str, object], tile_rows: int | None) -> int | None:
     """Return the tile rows of an earlier build of the same matrix, of a kind of store; None if nothing is there."""
     what = kind.replace("gram", "Gram")
     if not zarr_store.is_taken(root):
         return None
     try:
-        attributes = zarr_schema.read_group(root, kind)
+        attributes = store_metadata.read_own_attributes(root, kind)
     except StoreError:
         raise StoreExistsError(
             f"{root} holds something that is not a {what} of dkfm's; it was left untouched."
@@ -219,12 +222,12 @@ def existing_tile_rows(root: Path, kind: str, identity: dict[str, object], tile_
     begun, n = attributes.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list
     if type(begun) is not int or begun < 1:
         raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
-    info = zarr_schema.read_array_info(root / kind)
-    if (info.shape, info.chunks, info.dtype) != ((n, n), (begun, begun), "float64"):
+    info = store_metadata.read_array_info(root / kind)
+    if (info.shape, info.chunks, info.dtype_name) != ((n, n), (begun, begun), "float64"):
         raise DamagedStoreError(
             f"{root} is of {n} rows in tiles of {begun}, and its array is {info.shape}{info.chunks}."
         )
-    unfinished = not (root / zarr_schema.MARKER).exists()
+    unfinished = not (root / store_metadata.MARKER).exists()
     if unfinished and tile_rows is not None and begun != min(checked_tile_rows(tile_rows), n):
         raise StoreExistsError(f"{root} was begun with tile_rows={begun}; go on with that, not {tile_rows}.")
     return begun
@@ -234,7 +237,7 @@ def _ensure_store(root: Path, identity: dict[str, object], source: Source, rows:
     """Create the store unless it exists, or another driver has just created it; return the rows of its tiles."""
     n, d = source.shape
     if zarr_store.is_taken(root):
-        return existing_tile_rows(root, "gram", identity, None) or rows
+        return check_and_get_tile_rows(root, "gram", identity, None) or rows
     sparse = source.array if isinstance(source, MemorySource) and not isinstance(source.array, np.ndarray) else None
     names = ["rows"] if sparse is None else csr.array_names("rows")
     try:
@@ -245,7 +248,7 @@ def _ensure_store(root: Path, identity: dict[str, object], source: Source, rows:
             else:
                 csr.write_csr(group, "rows", sparse)
     except StoreExistsError:
-        begun = existing_tile_rows(root, "gram", identity, None)
+        begun = check_and_get_tile_rows(root, "gram", identity, None)
         if begun is None:
             raise
         return begun
@@ -257,7 +260,7 @@ def _store_rows_for_workers(source: Source, root: Path, rows: int) -> Source:
     if not isinstance(source, MemorySource):
         return source
     if not isinstance(source.array, np.ndarray):
-        return CsrCopySource(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
+        return CsrCopySource(root, source.shape, source.float64s_per_row, source.max_nnz_per_row_window, "rows")
     with local.translate_write_errors(root):
         shared = zarr_store.open_array(root, "rows", "r+")
         if shared.shape != source.shape:
@@ -276,7 +279,7 @@ def write_tile(
     requirements: WorkerRequirements | None = None,
 ) -> tuple[int, int]:
     """Compute a tile and write it and its transpose; skip those that exist and are sound."""
-    check_this_worker(requirements)
+    require_fit_worker(requirements)
     n, (i, j) = source.shape[0], pair
     row, column = chunking.row_slice(i, n, tile_rows), chunking.row_slice(j, n, tile_rows)
     array = zarr_store.open_array(Path(root), "gram")
@@ -325,7 +328,7 @@ def compute_driver_gram(
         return evaluate_block(kernel, X, X).T
     if not stores_gram(kernel, X.shape[0], tile_rows, workspace, find_client(client) is not None):
         return _compute_in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
-    with open_stored_gram(
+    with build_stored_gram(
         kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress
     ) as stored:
         return stored.read_lower()
@@ -337,7 +340,7 @@ def stores_gram(kernel: Kernel, n: int, tile_rows: int | None, workspace: str | 
 
 
 @contextmanager
-def open_stored_gram(
+def build_stored_gram(
     kernel: Kernel,
     X: Rows,
     *,
@@ -372,25 +375,25 @@ def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: i
 
 def find_disk_room(kernel: Kernel, X: Rows | None, workspace: str | Path | None) -> int:
     """Return the bytes that a Gram matrix may take on disk: what is free, and what a build of rows X has written."""
-    folder = local_path(tempfile.gettempdir() if workspace is None else workspace).absolute()
+    folder = as_local_path(tempfile.gettempdir() if workspace is None else workspace).absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     begun = X is not None and workspace is not None and is_code_free(kernel)
-    written = existing_bytes(workspace_path(kernel, X, folder)) if begun and existing == folder else 0
+    written = existing_bytes(gram_store_path(kernel, X, folder)) if begun and existing == folder else 0
     return shutil.disk_usage(existing).free + written
 
 
-def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
+def gram_store_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
     """Return the path at which fits with a workspace keep the Gram matrix of a kernel that is not code."""
-    identity = json.dumps(build_key(kernel, open_source(X)), sort_keys=True)
-    return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
+    identity = json.dumps(make_gram_identity(kernel, open_source(X)), sort_keys=True)
+    return as_local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
 
 
 @contextmanager
 def _open_store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
     if workspace is not None and is_code_free(kernel):
-        yield workspace_path(kernel, X, workspace)
+        yield gram_store_path(kernel, X, workspace)
         return
-    n, parent = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
-    need = disk_bytes(n, open_source(X).mean_values_per_row, min(checked_tile_rows(tile_rows), n))
-    with temporary_folders.temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
+    n, parent = X.shape[0], None if workspace is None else local.make_folder(as_local_path(workspace))
+    need = disk_bytes(n, open_source(X).float64s_per_row, min(checked_tile_rows(tile_rows), n))
+    with temporary_folders.open_temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"

@@ -77,16 +77,16 @@ class Checkpoint:
 
     def load_array(self, name: str) -> AnyArray:
         """Read an array of the state."""
-        return load_npy(self._find(name))
+        return load_npy(self._array_path(name))
 
     def read_into(self, columns: Array, name: str) -> int:
         """Read an array (n, p) of the state into the first columns (n, c), some rows at a time; return p."""
-        source = NpySource.open(self._find(name))
+        source = NpySource.open(self._array_path(name))
         for rows in row_slices(source.shape[0], _READ_ROWS):
             columns[rows, : source.shape[1]] = source.read(rows)
         return source.shape[1]
 
-    def _find(self, name: str) -> Path:
+    def _array_path(self, name: str) -> Path:
         return cast("Path", self._folder) / self._files[name]["name"]
 
     def save(self, numbers: Mapping[str, float], arrays: Mapping[str, AnyArray], kept: Collection[str] = ()) -> None:
@@ -134,7 +134,7 @@ def _remove_others(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None
 
 
 @contextmanager
-def removing_states_at_end() -> Iterator[None]:
+def keep_states_until_end() -> Iterator[None]:
     """Let the states of fits stay until this context ends, and for good if it fails: more follows than they keep.
 
     Inside another such context they stay until that one ends.
@@ -159,7 +159,7 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Yield the state of a fit in a workspace, which is removed when the fit ends and stays when it fails.
 
-    The fit ends with this context, or with that of `removing_states_at_end`. Nothing is kept without a workspace, of a
+    The fit ends with this context, or with that of `keep_states_until_end`. Nothing is kept without a workspace, of a
     kernel that is code, which cannot be compared with that of the state, and while another process is at the same fit.
 
     Parameters
@@ -183,10 +183,10 @@ def open_checkpoint(
     if workspace is None or not serialization.is_code_free(kernel):
         yield NO_CHECKPOINT
         return
-    content = {"kernel": serialization.to_config(kernel), "rows": _identify(source), **parameters}
+    content = {"kernel": serialization.to_config(kernel), "rows": _make_rows_identity(source), **parameters}
     text = json.dumps({"format": _FORMAT, **content}, sort_keys=True, default=lambda number: number.item())
     identity, digest = json.loads(text), hashlib.sha256(text.encode()).hexdigest()
-    folder = local.make_folder(local.local_path(workspace)).absolute() / f"{kind}-{digest[:16]}"
+    folder = local.make_folder(local.as_local_path(workspace)).absolute() / f"{kind}-{digest[:16]}"
     with ExitStack() as own:
         if not (_ends.get() or own).enter_context(_locked_folder(folder)):
             log_stage("checkpoint", f"nothing is kept: {folder} is that of another process, or cannot be locked")
@@ -198,13 +198,13 @@ def open_checkpoint(
         yield checkpoint
 
 
-def _identify(source: Source) -> list[object]:
+def _make_rows_identity(source: Source) -> list[object]:
     """Return what the rows of a source are: a digest of values, or where they are, which columns, and their changes."""
     columns = list(source.columns) if isinstance(source, NamedColumns) else None
     if source.location is None:
         return [digest_rows(source), columns, source.shape]
     if isinstance(source, BlockRows):  # a copy in a temporary folder
-        return [source.content, columns, source.shape]
+        return [source.content_digest, columns, source.shape]
     return [str(source.location), source.stamp_with_ctime(), columns, source.shape]
 
 
@@ -261,7 +261,7 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-class StepCheckpoint:
+class LanczosCheckpoint:
     """Keep the steps of Lanczos in a checkpoint: each adds a block of columns to the basis.
 
     Parameters
@@ -309,7 +309,7 @@ class StepCheckpoint:
         if state.basis.shape[1] > first_new:
             arrays[f"basis-{self._blocks}"] = state.basis[:, first_new:]
             self._blocks += 1
-        numbers = {"products": state.products, "next_test": state.next_test, "lowest": state.lowest}
+        numbers = {"products": state.n_products, "next_test": state.next_test, "lowest": state.lowest}
         numbers |= {"blocks": self._blocks, "capacity": self.capacity}
         self._checkpoint.save(numbers, arrays, kept)
         self._keeps_means = self.means is not None

@@ -21,7 +21,7 @@ from dkfm.errors import ClusterError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.kernels.base import Kernel, evaluate_block
@@ -85,8 +85,8 @@ class MatrixFreeGram:
         with self.shared.share(np.ascontiguousarray(V)) as right:
             tasks = ((self.kernel, self.rows, right, pair, self.tile_rows, self.shared.requirements) for pair in pairs)
             tally = run_tasks(self.executor, "dkfm-product", multiply_tile, tasks, len(pairs), self.shows_progress, add)
-        if tally.fatal_tasks:
-            raise ClusterError(f"Every worker died that multiplied the tile {pairs[tally.fatal_tasks[0]]}.")
+        if tally.fatal_task_numbers:
+            raise ClusterError(f"Every worker died that multiplied the tile {pairs[tally.fatal_task_numbers[0]]}.")
         return sums.total
 
 
@@ -130,9 +130,9 @@ def open_matrix_free(
         No worker sees the folder.
     """
     n, source = X.shape[0], MemorySource(X)
-    width = source.mean_values_per_row
+    width = source.float64s_per_row
     rows = min(n, tile_rows or choose_tile_rows(n, width, columns))
-    task_bytes = budget.product_task_bytes(rows, width, columns, kernel.peak_blocks, kernel.landmark_copies)
+    task_bytes = budget.matrix_free_task_bytes(rows, width, columns, kernel.peak_blocks, kernel.landmark_copies)
     disk = 8 * n * (width + columns)
     with (
         open_executor(client) as executor,
@@ -151,15 +151,15 @@ def multiply_tile(
     requirements: WorkerRequirements | None = None,
 ) -> _Contribution:
     """Compute a tile in pieces; return its product with the right side, and that of its transpose."""
-    check_this_worker(requirements)
+    require_fit_worker(requirements)
     rows, columns = (chunking.row_slice(number, source.shape[0], tile_rows) for number in pair)
-    X, V = source.read(rows), _read_dense(right, rows)
+    X, V = source.read(rows), _read_right_side(right, rows)
     with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
         parts: tuple[Array, ...]
         if rows == columns:
             parts = (_multiply_diagonal(kernel, X, V),)
         else:
-            parts = _multiply_pieces(kernel, X, source.read(columns), V, _read_dense(right, columns))
+            parts = _multiply_off_diagonal(kernel, X, source.read(columns), V, _read_right_side(right, columns))
         if not all(np.isfinite(part).all() for part in parts):
             _require_finite_values(kernel, X, source.read(columns), (rows.start, columns.start))
             raise KernelError(f"Products with the values of {kernel!r} are not finite.")
@@ -173,7 +173,7 @@ def _require_finite_values(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, i
             evaluate_block(kernel, X[rows], Y[columns], (first[0] + rows.start, first[1] + columns.start))
 
 
-def _read_dense(source: Source, rows: slice) -> Array:
+def _read_right_side(source: Source, rows: slice) -> Array:
     values = source.read(rows)
     if not isinstance(values, np.ndarray):
         raise AssertionError("The right side of a product is dense.")
@@ -198,7 +198,7 @@ def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
     return product
 
 
-def _multiply_pieces(kernel: Kernel, X: Rows, Y: Rows, V: Array, W: Array) -> tuple[Array, Array]:
+def _multiply_off_diagonal(kernel: Kernel, X: Rows, Y: Rows, V: Array, W: Array) -> tuple[Array, Array]:
     """Return ``k(X, Y) W`` (n, p) and ``k(X, Y)' V`` (m, p), for V (n, p) and W (m, p)."""
     n, m, p = X.shape[0], Y.shape[0], W.shape[1]
     product, transposed = np.zeros((n, p)), np.zeros((m, p))

@@ -16,14 +16,14 @@ from dkfm.errors import ClusterError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import training_statistics
 from dkfm.numerics.map_error_bounds import estimate_largest_norm
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
+from dkfm.numerics.roots import Root, replace_zero_lengths, row_lengths
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.training_statistics import WeightedRows
 from dkfm.sources.base import Source, read_finite
@@ -55,12 +55,12 @@ class RowPasses:
     @property
     def tile_rows(self) -> int:
         """Rows of a task."""
-        return choose_tile_rows(self.source.mean_values_per_row)
+        return choose_tile_rows(self.source.float64s_per_row)
 
-    def start(self) -> Array:
+    def compute_initial_residuals(self) -> Array:
         """Return the residuals before the first pivot: 1, 0 of zero vectors, -1 where k(x, x) is negative."""
         residuals = np.empty(self.source.shape[0])
-        self._run(compute_signs, (), partial(_store, residuals))
+        self._run(compute_diagonal_signs, (), partial(_store, residuals))
         return residuals
 
     def subtract_squares(self, residuals: Array, pivots: Rows, weights: Array) -> None:
@@ -68,7 +68,7 @@ class RowPasses:
         with self.shared.share(pivots) as P, self.shared.share(np.ascontiguousarray(weights)) as W:
             self._run(compute_squares, (P, W), partial(_subtract, residuals))
 
-    def certify(self, pivots: Rows, weights: Array, probes: Array) -> tuple[Array, float]:
+    def recompute_residuals(self, pivots: Rows, weights: Array, probes: Array) -> tuple[Array, float]:
         """Return all residuals, computed from all features, and the largest norm of a row's coefficients.
 
         The products of the features with `probes` (r, 16) are those of the coefficients with random signs.
@@ -81,15 +81,17 @@ class RowPasses:
 
         everything = np.ascontiguousarray(np.hstack([weights, weights @ probes]))
         with self.shared.share(pivots) as P, self.shared.share(everything) as W:
-            self._run(compute_residuals, (P, W), store)
+            self._run(measure_largest_residuals, (P, W), store)
         return residuals, max(norms)
 
-    def sum_features(self, landmarks: Rows, root: Root, weighted: WeightedRows) -> tuple[Array, Array, Array]:
+    def compute_feature_moments(
+        self, landmarks: Rows, root: Root, weighted: WeightedRows
+    ) -> tuple[Array, Array, Array]:
         """Return sums over the rows, with their weights: of features, of products, and of k(x, x).
 
         They are ``sum w a phi`` (c, r) and ``sum w a k(x, x)`` (c,) for each column a, and ``sum w phi phi'`` (r, r).
         """
-        count, r = weighted.count, root.weights.shape[1]
+        count, r = weighted.n_columns, root.weights.shape[1]
         sums = OrderedSums(np.zeros((count + r, r + 1)), count + r, self.shared.folder)
         parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))
         numbers = {part.start: number for number, part in enumerate(parts)}
@@ -99,7 +101,7 @@ class RowPasses:
 
         with self.shared.share(landmarks) as L, self.shared.share(np.ascontiguousarray(root.weights)) as W:
             arguments = ((L, W, root.triangular, weighted.subset(part)) for part in parts)
-            self._run_parts("dkfm-moments", sum_features, parts, arguments, add)
+            self._run_parts("dkfm-moments", compute_moments_of_rows, parts, arguments, add)
         return sums.total[:count, :r], sums.total[count:, :r], sums.total[:count, r]
 
     def take_rows(self, numbers: Indices) -> Rows:
@@ -112,9 +114,15 @@ class RowPasses:
             (self.source, int(tile), group, self.shared.requirements) for tile, group in zip(tiles, groups, strict=True)
         ]
         tally = run_tasks(
-            self.executor, "dkfm-pivots", read_numbers, tasks, len(tasks), False, lambda part: parts.update([part])
+            self.executor,
+            "dkfm-pivots",
+            read_selected_rows,
+            tasks,
+            len(tasks),
+            False,
+            lambda part: parts.update([part]),
         )
-        self._require_done(tally.fatal_tasks)
+        self._require_done(tally.fatal_task_numbers)
         return stack_rows([parts[int(tile)] for tile in tiles])[inverse]
 
     def _run(self, task: Callable[..., R], arguments: tuple[object, ...], on_result: Callable[[R], object]) -> None:
@@ -134,7 +142,7 @@ class RowPasses:
             for part, more in zip(parts, arguments, strict=False)
         )
         tally = run_tasks(self.executor, name, task, tasks, len(parts), self.shows_progress, on_result)
-        self._require_done(tally.fatal_tasks)
+        self._require_done(tally.fatal_task_numbers)
 
     def _require_done(self, fatal: list[int]) -> None:
         if fatal:
@@ -160,20 +168,20 @@ def _subtract(residuals: Array, result: tuple[slice, Array]) -> None:
     residuals[result[0]] -= result[1]
 
 
-def read_numbers(
+def read_selected_rows(
     source: Source, tile: int, numbers: Indices, requirements: WorkerRequirements | None
 ) -> tuple[int, Rows]:
     """Return a tile's number and some of its rows, whose numbers ascend."""
-    check_this_worker(requirements)
+    require_fit_worker(requirements)
     first = int(numbers[0])
     return tile, read_finite(source, slice(first, int(numbers[-1]) + 1))[numbers - first]
 
 
-def compute_signs(
+def compute_diagonal_signs(
     kernel: Kernel, source: Source, rows: slice, requirements: WorkerRequirements | None
 ) -> tuple[slice, Array]:
     """Return the signs of k(x, x) of some rows."""
-    check_this_worker(requirements)
+    require_fit_worker(requirements)
     X = read_finite(source, rows)
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise
         diagonal = kernel.evaluate_diagonal(X)
@@ -192,7 +200,7 @@ def compute_squares(
     requirements: WorkerRequirements | None,
 ) -> tuple[slice, Array]:
     """Return the sums of squares of some features of rows, as shares of k(x, x)."""
-    check_this_worker(requirements)
+    require_fit_worker(requirements)
     squares = np.empty(rows.stop - rows.start)
     with single_blas_thread():
         for piece, features, _ in _iter_features(kernel, source, rows, pivots, weights):
@@ -200,7 +208,7 @@ def compute_squares(
     return rows, squares
 
 
-def compute_residuals(
+def measure_largest_residuals(
     kernel: Kernel,
     source: Source,
     rows: slice,
@@ -209,7 +217,7 @@ def compute_residuals(
     requirements: WorkerRequirements | None,
 ) -> tuple[slice, Array, float]:
     """Return the residuals of some rows from all features, and the largest norm of their coefficients."""
-    check_this_worker(requirements)
+    require_fit_worker(requirements)
     residuals, norm, rank = np.empty(rows.stop - rows.start), 0.0, pivots.shape[0]
     with single_blas_thread():
         for piece, features, signs in _iter_features(kernel, source, rows, pivots, columns):
@@ -218,7 +226,7 @@ def compute_residuals(
     return rows, residuals, norm
 
 
-def sum_features(
+def compute_moments_of_rows(
     kernel: Kernel,
     source: Source,
     rows: slice,
@@ -228,8 +236,8 @@ def sum_features(
     weighted: WeightedRows,
     requirements: WorkerRequirements | None,
 ) -> tuple[slice, Array]:
-    """Return sums over some rows, as `RowPasses.sum_features` has them: the features first, then the products."""
-    check_this_worker(requirements)
+    """Return sums over some rows, for `RowPasses.compute_feature_moments`: the features first, then the products."""
+    require_fit_worker(requirements)
     X, L, W = read_finite(source, rows), _read_all(landmarks), cast("Array", _read_all(weights))
     columns = weighted.weighted_columns()
     scorer = prepare_scorer(Model(kernel, L, {"features": Head(W, triangular=triangular)}))
@@ -255,7 +263,7 @@ def _iter_features(
     evaluate, n, m = kernel.make_evaluator(P), X.shape[0], P.shape[0]
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
         diagonal = kernel.evaluate_diagonal(X)
-    lengths = nonzero_lengths(row_lengths(diagonal))
+    lengths = replace_zero_lengths(row_lengths(diagonal))
     size = max(16, min(n, _PIECE_VALUES // m))
     with _value_buffer.borrow(size, m, np.dtype(np.float64)) as buffer:
         for piece in chunking.row_slices(n, size):

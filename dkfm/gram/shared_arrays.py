@@ -57,7 +57,7 @@ def _write_sparse(rows: Rows, root: Path) -> Source:
     names = csr.array_names("rows")
     with local.translate_write_errors(root), zarr_store.new_store(root, "rows", {}, names) as group:
         csr.write_csr(group, "rows", rows)  # type: ignore[arg-type]  # CSR
-    return CsrCopySource(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
+    return CsrCopySource(root, source.shape, source.float64s_per_row, source.max_nnz_per_row_window, "rows")
 
 
 @contextmanager
@@ -99,16 +99,16 @@ def open_shared_arrays(
     have = memory.task_budget(executor.client, executor.threads, needed=task_bytes)
     remedy = "use a smaller tile_rows, or fewer threads, or more memory"
     budget.require_fits(task_bytes, have, "A tile", remedy)
-    parent = None if workspace is None else local.make_folder(local.local_path(workspace))
-    with temporary_folders.temporary_folder("products", parent, need=need, what=what) as folder:
+    parent = None if workspace is None else local.make_folder(local.as_local_path(workspace))
+    with temporary_folders.open_temporary_folder("products", parent, need=need, what=what) as folder:
         probe = local.hidden_sibling(folder / "workers", "partial").name
-        stamp, versions = "" if source is None else source.stamp(), _list_versions(source)
+        stamp, versions = "" if source is None else source.stamp(), _read_package_versions(source)
         requirements = WorkerRequirements(
             LocalOutput(folder), probe, probe.encode(), versions, task_bytes, 0, source, stamp
         )
-        with worker_checks.check_workers_with_probe(executor, requirements):
+        with worker_checks.exclude_unfit_with_probe(executor, requirements):
             yield SharedArrays(folder, requirements)
 
 
-def _list_versions(source: Source | None) -> Mapping[str, str | None]:
+def _read_package_versions(source: Source | None) -> Mapping[str, str | None]:
     return worker_checks.local_versions(tables=isinstance(source, NamedColumns))

@@ -15,7 +15,7 @@ from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
-from dkfm.storage import raw_chunk_reader, zarr_schema, zarr_store
+from dkfm.storage import raw_chunk_reader, store_metadata, zarr_store
 
 _Products = tuple[slice, Array, slice, Array | None]
 """A slice of rows and what a tile adds to them; the same for its transpose, or None on the diagonal."""
@@ -57,8 +57,8 @@ class StoredGram:
         return K
 
     @property
-    def _array_info(self) -> zarr_schema.ArrayInfo:
-        return zarr_schema.read_array_info(self.root / "gram")
+    def _array_info(self) -> store_metadata.ArrayInfo:
+        return store_metadata.read_array_info(self.root / "gram")
 
     def __matmul__(self, V: Array) -> Array:
         """Return the product (N, p) with V (N, p); it has the same bits each time."""
@@ -73,7 +73,7 @@ class StoredGram:
         return product
 
     def _tile_products(
-        self, pool: ThreadPoolExecutor, info: zarr_schema.ArrayInfo, pairs: list[tuple[int, int]], V: Array
+        self, pool: ThreadPoolExecutor, info: store_metadata.ArrayInfo, pairs: list[tuple[int, int]], V: Array
     ) -> Iterator[_Products]:
         """Yield the contributions of the tiles in order, with a bounded number of them in flight."""
         pending: deque[Future[_Products]] = deque()
@@ -84,7 +84,7 @@ class StoredGram:
         while pending:
             yield pending.popleft().result()
 
-    def _multiply_tile(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int], V: Array) -> _Products:
+    def _multiply_tile(self, info: store_metadata.ArrayInfo, pair: tuple[int, int], V: Array) -> _Products:
         rows, columns = (chunking.row_slice(number, len(V), info.chunks[0]) for number in pair)
         with self._read_tile(info, pair) as chunk:
             tile = chunk[: rows.stop - rows.start, : columns.stop - columns.start]
@@ -93,11 +93,11 @@ class StoredGram:
             return rows, tile @ V[columns], columns, transposed
 
     @contextmanager
-    def _read_tile(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:
+    def _read_tile(self, info: store_metadata.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:
         file = self.root / "gram" / "c" / str(pair[0]) / str(pair[1])
         with _tile_buffer.borrow(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
             try:
-                raw_chunk_reader.read_chunk(tile, file, checked=True)
+                raw_chunk_reader.read_chunk_into_array(tile, file, checked=True)
             except (ValueError, OSError) as error:
                 raise DamagedStoreError(
                     f"Tile {pair} of {self.root} cannot be read; delete {self.root} and build again: {error}"
@@ -115,4 +115,4 @@ def disk_bytes(n: int, width: int, tile_rows: int) -> int:
 
 def existing_bytes(root: Path) -> int:
     """Return the bytes of the files of a store; 0 if there is none."""
-    return sum((root / name).stat().st_size for name in zarr_schema.list_files(root)) if root.is_dir() else 0
+    return sum((root / name).stat().st_size for name in store_metadata.list_files(root)) if root.is_dir() else 0

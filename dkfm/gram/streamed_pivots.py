@@ -28,7 +28,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.numerics.growing_cholesky import GrowingFactor
 from dkfm.numerics.map_error_bounds import Residuals, make_probes
 from dkfm.numerics.pivoted_cholesky import RESIDUAL_ROUNDING, Pivots
-from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
+from dkfm.numerics.roots import Root, replace_zero_lengths, row_lengths
 from dkfm.sources.base import Source
 
 Indices = npt.NDArray[np.intp]
@@ -78,16 +78,16 @@ class _State:
     """Row numbers of the pivots. Shape (r,)."""
     rows: Rows
     """The pivots. Shape (r, d)."""
-    lengths: Array
+    pivot_norms: Array
     """``sqrt k(x, x)`` of the pivots. Shape (r,)."""
-    largest: list[float]
+    largest_residuals: list[float]
     """Largest residual after 0, 1, .. r pivots, or an upper bound of it."""
-    certified: int = -1
+    n_pivots_at_recompute: int = -1
     """Number of pivots with which all residuals were computed anew last."""
 
-    def make_weights(self, first: int) -> Array:
+    def make_root_columns(self, first: int) -> Array:
         """Return the columns of ``D^-1 L^-T`` from number `first` on."""
-        return self.factor.invert_columns(first) / self.lengths[:, np.newaxis]
+        return self.factor.compute_inverse_transpose_columns(first) / self.pivot_norms[:, np.newaxis]
 
 
 def find_streamed_pivots(
@@ -117,22 +117,26 @@ def find_streamed_pivots(
         while len(state.numbers) < search.limit and state.residuals.max() > search.threshold:
             _run_round(state, passes, search)
             _save(state, search.rng, checkpoint)
-            search.on_round(len(state.numbers), state.largest)
+            search.on_round(len(state.numbers), state.largest_residuals)
         if not len(state.numbers):  # no row has a positive k(x, x): a model needs a landmark
-            return _finish(state, 1.0, float(state.residuals.min()))
-        probes = state.factor.invert_columns(0).T @ make_probes(len(state.numbers))  # L^-1 and random signs
-        state.residuals, norm = passes.certify(state.rows, state.make_weights(0), probes)
+            return _make_pivots(state, 1.0, float(state.residuals.min()))
+        probes = state.factor.compute_inverse_transpose_columns(0).T @ make_probes(
+            len(state.numbers)
+        )  # L^-1 and random signs
+        state.residuals, norm = passes.recompute_residuals(state.rows, state.make_root_columns(0), probes)
         lowest = float(state.residuals.min())
         state.residuals[state.numbers] = 0.0
         is_full = len(state.numbers) >= search.limit or state.residuals.max() <= search.threshold
-        if is_full or len(state.numbers) == state.certified:  # two ways to sum the same squares may disagree
-            return _finish(state, norm, lowest)
-        state.certified = len(state.numbers)
+        if (
+            is_full or len(state.numbers) == state.n_pivots_at_recompute
+        ):  # two ways to sum the same squares may disagree
+            return _make_pivots(state, norm, lowest)
+        state.n_pivots_at_recompute = len(state.numbers)
 
 
 def _start(passes: RowPasses) -> _State:
     """Return the state without a pivot."""
-    residuals, none = passes.start(), np.zeros(0, np.intp)
+    residuals, none = passes.compute_initial_residuals(), np.zeros(0, np.intp)
     empty = passes.take_rows(np.zeros(1, np.intp))[:0]
     return _State(residuals, GrowingFactor.empty(), none, empty, np.zeros(0), [float(residuals.max())])
 
@@ -143,13 +147,15 @@ def _save(state: _State, rng: np.random.RandomState, checkpoint: Checkpoint) -> 
     arrays = {
         "residuals": state.residuals,
         "lower": state.factor.lower,
-        "values": state.factor.values,
+        "values": state.factor.pivot_values,
         "numbers": state.numbers,
-        "lengths": state.lengths,
-        "largest": np.array(state.largest),
+        "lengths": state.pivot_norms,
+        "largest": np.array(state.largest_residuals),
         "generator": generator["key"],
     }
-    checkpoint.save({"position": generator["pos"], "pivots": len(state.numbers), "certified": state.certified}, arrays)
+    checkpoint.save(
+        {"position": generator["pos"], "pivots": len(state.numbers), "certified": state.n_pivots_at_recompute}, arrays
+    )
 
 
 def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoint) -> _State:
@@ -173,12 +179,12 @@ def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
     rows = passes.take_rows(drawn)
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
         lengths = row_lengths(passes.kernel.evaluate_diagonal(rows))
-    divisors = nonzero_lengths(lengths)
-    among = _compute_values(passes.kernel, (rows, rows), (drawn, drawn), (divisors, divisors))
+    divisors = replace_zero_lengths(lengths)
+    among = _compute_normalized_values(passes.kernel, (rows, rows), (drawn, drawn), (divisors, divisors))
     with_pivots: Array = np.zeros((len(drawn), 0))
     if len(state.numbers):
         pairs, numbers = (rows, state.rows), (drawn, state.numbers)
-        with_pivots = _compute_values(passes.kernel, pairs, numbers, (divisors, state.lengths))
+        with_pivots = _compute_normalized_values(passes.kernel, pairs, numbers, (divisors, state.pivot_norms))
     largest, room = float(state.residuals.max()), search.limit - len(state.numbers)
     diagonal, old = np.sign(among.diagonal()), len(state.numbers)
     target = max(search.threshold, _ROUND_SHARE * largest)
@@ -195,11 +201,11 @@ def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
         state.residuals[drawn] = exact
         return
     state.numbers = np.append(state.numbers, drawn[chosen])
-    state.lengths = np.append(state.lengths, lengths[chosen])
+    state.pivot_norms = np.append(state.pivot_norms, lengths[chosen])
     state.rows = stack_rows([state.rows, rows[chosen]])
-    passes.subtract_squares(state.residuals, state.rows, state.make_weights(old))
+    passes.subtract_squares(state.residuals, state.rows, state.make_root_columns(old))
     state.residuals[state.numbers] = 0.0
-    state.largest += [largest] * (len(chosen) - 1) + [float(state.residuals.max())]
+    state.largest_residuals += [largest] * (len(chosen) - 1) + [float(state.residuals.max())]
 
 
 def _draw_candidates(residuals: Array, search: PivotSearch) -> Indices:
@@ -242,7 +248,7 @@ def _find_largest(residuals: Array, blocks: list[slice]) -> Indices:
     return found
 
 
-def _compute_values(
+def _compute_normalized_values(
     kernel: Kernel, rows: tuple[Rows, Rows], numbers: tuple[Indices, Indices], lengths: tuple[Array, Array]
 ) -> Array:
     """Return the scaled kernel values ``k(x, y) / (|x| |y|)`` of all pairs (n, m) of rows of the given numbers."""
@@ -256,13 +262,13 @@ def _compute_values(
     return values
 
 
-def _finish(state: _State, norm: float, lowest: float) -> Pivots:
+def _make_pivots(state: _State, norm: float, lowest: float) -> Pivots:
     """Return the pivots with the root ``D^-1 L^-T`` and the residuals of all rows."""
     rank, others = len(state.numbers), np.delete(state.residuals, state.numbers)
-    state.largest[-1] = float(others.max(initial=0.0))
-    largest = np.maximum(np.maximum.accumulate(state.largest[::-1])[::-1], 0.0)
+    state.largest_residuals[-1] = float(others.max(initial=0.0))
+    largest = np.maximum(np.maximum.accumulate(state.largest_residuals[::-1])[::-1], 0.0)
     limits = np.append(np.full(rank, inf), inf if len(others) else 0.0)
     shares = Residuals(largest, min(lowest, 0.0), norm, RESIDUAL_ROUNDING, limits)
     dropped = np.sort(others)[::-1][:_MAX_DROPPED]
-    root = Root(state.make_weights(0), state.factor.values, dropped, state.lengths, triangular=True)
+    root = Root(state.make_root_columns(0), state.factor.pivot_values, dropped, state.pivot_norms, triangular=True)
     return Pivots(state.numbers, root, shares)

@@ -37,7 +37,7 @@ class StreamedRows:
     source: Source
 
     @classmethod
-    def open(cls, kernel: Kernel, source: Source) -> "StreamedRows":
+    def from_source(cls, kernel: Kernel, source: Source) -> "StreamedRows":
         """Return the rows of a source, with the kernel resolved on some of them."""
         return cls(kernel.resolve(read_evenly_spaced_rows(source, _RESOLVING_ROWS)), source)
 
@@ -47,9 +47,9 @@ class StreamedRows:
         return cast("Rows", SourceRows(self.source))
 
     @property
-    def mean_values_per_row(self) -> int:
+    def float64s_per_row(self) -> int:
         """Average memory of a row, in float64 values."""
-        return self.source.mean_values_per_row
+        return self.source.float64s_per_row
 
     original_row_indices = None
 
@@ -59,7 +59,7 @@ class StreamedRows:
 
     def iter_row_tiles(self) -> Iterator[Rows]:
         """Yield all rows in blocks."""
-        tile_rows = max(1, _TILE_VALUES // max(1, self.mean_values_per_row))
+        tile_rows = max(1, _TILE_VALUES // max(1, self.float64s_per_row))
         return (read_finite(self.source, part) for part in row_slices(self.source.shape[0], tile_rows))
 
     def take_rows(self, numbers: Indices) -> Rows:
@@ -75,14 +75,16 @@ class StreamedRows:
             raise KernelError(f"{self.kernel!r} returned {diagonal[number]} for row {number} with itself.")
         return diagonal
 
-    def find_extreme_rows(self, diagonal: Array) -> Indices:
+    def find_rounding_probe_rows(self, diagonal: Array) -> Indices:
         """Return the numbers of the rows that round most, given the k(x, x) (N,) of all."""
         found, start = [], 0
         for tile in self.iter_row_tiles():
-            found.append(start + kernel_rounding.find_extreme_rows(tile, diagonal[start : start + tile.shape[0]]))
+            found.append(
+                start + kernel_rounding.find_rounding_probe_rows(tile, diagonal[start : start + tile.shape[0]])
+            )
             start += tile.shape[0]
         numbers = np.concatenate(found)
-        extreme: Indices = numbers[kernel_rounding.find_extreme_rows(self.take_rows(numbers), diagonal[numbers])]
+        extreme: Indices = numbers[kernel_rounding.find_rounding_probe_rows(self.take_rows(numbers), diagonal[numbers])]
         return np.sort(extreme)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
@@ -91,7 +93,7 @@ class StreamedRows:
 
     def subset(self, numbers: Indices) -> TrainingRows:
         """Return some rows in memory."""
-        return TrainingRows(self.kernel, self.take_rows(numbers), self.mean_values_per_row, numbers)
+        return TrainingRows(self.kernel, self.take_rows(numbers), self.float64s_per_row, numbers)
 
     def _load(self) -> TrainingRows:
         return self.subset(np.arange(self.source.shape[0]))
@@ -111,7 +113,7 @@ class SourceRows:
     def __getitem__(self, numbers: Indices) -> Rows:
         """Read the rows of some numbers; those that are close to each other together."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
-        tile_rows = max(1, _TILE_VALUES // max(1, self.source.mean_values_per_row))
+        tile_rows = max(1, _TILE_VALUES // max(1, self.source.float64s_per_row))
         breaks = np.flatnonzero(np.diff(ascending) > max(1, self.source.chunk_rows)) + 1
         parts = []
         for run in np.split(ascending, breaks):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
+from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfinite
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary_folders
@@ -57,7 +57,7 @@ class TrainingData(Protocol):
         """
 
     @property
-    def mean_values_per_row(self) -> int:
+    def float64s_per_row(self) -> int:
         """Average memory of a row in float64 values: d if dense, by its stored values if CSR, 1 if an index."""
 
     @property
@@ -76,7 +76,7 @@ class TrainingData(Protocol):
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
 
-    def find_extreme_rows(self, diagonal: Array) -> Indices:
+    def find_rounding_probe_rows(self, diagonal: Array) -> Indices:
         """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
@@ -92,7 +92,7 @@ class TrainingRows:
 
     kernel: Kernel
     indexable_rows: Rows
-    mean_values_per_row: int
+    float64s_per_row: int
     """As in `TrainingData`; 0 if the rows are only to be certified, not fitted."""
     original_row_indices: Indices | None = None
 
@@ -124,11 +124,11 @@ class TrainingRows:
     def subset(self, numbers: Indices) -> "TrainingRows":
         """Return the training data of the given rows."""
         original_numbers = None if self.original_row_indices is None else self.original_row_indices[numbers]
-        return TrainingRows(self.kernel, self.indexable_rows[numbers], self.mean_values_per_row, original_numbers)
+        return TrainingRows(self.kernel, self.indexable_rows[numbers], self.float64s_per_row, original_numbers)
 
-    def find_extreme_rows(self, diagonal: Array) -> Indices:
+    def find_rounding_probe_rows(self, diagonal: Array) -> Indices:
         """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
-        return kernel_rounding.find_extreme_rows(self.indexable_rows, diagonal)
+        return kernel_rounding.find_rounding_probe_rows(self.indexable_rows, diagonal)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
@@ -158,7 +158,7 @@ class PrecomputedGram:
         """Indices of the columns, (N, 1)."""
         return self.original_row_indices.astype(np.float64)[:, np.newaxis]
 
-    mean_values_per_row = 1
+    float64s_per_row = 1
 
     def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return a copy of the rows and columns of the indices; raise an InvalidInputError unless it is symmetric."""
@@ -188,9 +188,9 @@ class PrecomputedGram:
             start = rows.stop
         return diagonal
 
-    def find_extreme_rows(self, diagonal: Array) -> Indices:
+    def find_rounding_probe_rows(self, diagonal: Array) -> Indices:
         """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
-        return kernel_rounding.find_extreme_rows(self.indexable_rows, diagonal)
+        return kernel_rounding.find_rounding_probe_rows(self.indexable_rows, diagonal)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
@@ -211,15 +211,15 @@ class PrecomputedGram:
 
 
 def compute_lazy_frame(X: object) -> object:
-    """Return a dask data frame as a data frame in memory, and any other X as `unwrap_container` returns it."""
-    X = unwrap_container(X)
+    """Return a dask data frame as a data frame in memory, and any other X as `convert_container` returns it."""
+    X = convert_container(X)
     lazy_frame = hasattr(X, "map_partitions") and hasattr(X, "compute") and not is_dask_array(X)
     return cast("dd.DataFrame", X).compute() if lazy_frame else X
 
 
 def is_float32(X: object) -> bool:
     """Return whether X, or every column of it, is float32."""
-    X = unwrap_container(X)
+    X = convert_container(X)
     is_arrow = hasattr(type(X), "column_names")
     types = X.schema.types if is_arrow else getattr(X, "dtypes", getattr(X, "dtype", None))  # type: ignore[attr-defined]
     dtypes = np.ravel(np.asarray(types, dtype=object))
@@ -229,12 +229,16 @@ def is_float32(X: object) -> bool:
 def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> TrainingData:
     """Check the X of a fit and resolve the kernel on it; with `copy=False` the rows may share memory with X."""
     if kernel.is_precomputed:
-        return _from_dask(kernel, X) if is_dask_collection(X) else _from_source(kernel, open_source(X, _GRAM_NAME))
+        return (
+            _gram_from_dask(kernel, X)
+            if is_dask_collection(X)
+            else _gram_from_source(kernel, open_source(X, _GRAM_NAME))
+        )
     rows = as_float64(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
         owned_rows = rows.copy() if copy else rows
-        return TrainingRows(resolved, owned_rows, MemorySource(rows).mean_values_per_row, np.arange(rows.shape[0]))
+        return TrainingRows(resolved, owned_rows, MemorySource(rows).float64s_per_row, np.arange(rows.shape[0]))
     # The model owns its landmarks, because the user may change X later.
     owned = rows.copy() if copy and np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
     return TrainingRows(resolved, owned, rows.shape[1], np.arange(len(owned)))
@@ -274,7 +278,7 @@ def check_sample_weight(sample_weight: object, n: int) -> Array:
     return weights
 
 
-def _from_source(kernel: Kernel, source: Source) -> PrecomputedGram:
+def _gram_from_source(kernel: Kernel, source: Source) -> PrecomputedGram:
     if source.shape[0] != source.shape[1]:
         raise InvalidInputError(
             f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
@@ -283,12 +287,12 @@ def _from_source(kernel: Kernel, source: Source) -> PrecomputedGram:
     return PrecomputedGram(resolved, source, np.arange(source.shape[0]))
 
 
-def _from_dask(kernel: Kernel, X: object) -> PrecomputedGram:
+def _gram_from_dask(kernel: Kernel, X: object) -> PrecomputedGram:
     shape = getattr(X, "shape", ())
     if len(shape) != 2 or any(np.isnan(length) for length in shape):
         raise InvalidInputError("A Gram matrix as a dask array must have two dimensions of known lengths.")
     # A graph may be expensive to compute, so each chunk is computed once and written to a file.
-    return _from_source(kernel, _spool(cast("da.Array", X)))
+    return _gram_from_source(kernel, _spool(cast("da.Array", X)))
 
 
 def _spool(X: "da.Array") -> Source:

@@ -101,7 +101,7 @@ def compare_kernels(
     if not compared:
         name, reason = next(iter(refused.items()))
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
-    labels = rows.train_labels[rows.sample_indices], rows.test_labels[rows.plotted_test_indices]
+    labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
     return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, shrinkage)), *labels, problem)
 
 
@@ -176,7 +176,9 @@ def _measure_kernel(
 
 
 def _embed(phi: ExactFeatureMap, rows: LabelledRows, plotted_test_rows: Rows, seed: int) -> tsne_embedding.Embedding:
-    train, test = (np.asarray(phi.transform(part)) for part in (rows.train[rows.sample_indices], plotted_test_rows))
+    train, test = (
+        np.asarray(phi.transform(part)) for part in (rows.train[rows.sampled_train_indices], plotted_test_rows)
+    )
     return tsne_embedding.embed(train, test, random_state=seed)
 
 
@@ -191,7 +193,7 @@ def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows) -> float:
 def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
     from sklearn.metrics import silhouette_score
 
-    points, labels = rows.train[rows.sample_indices], rows.train_labels[rows.sample_indices]
+    points, labels = rows.train[rows.sampled_train_indices], rows.train_labels[rows.sampled_train_indices]
     if not 2 <= len(np.unique(labels)) < len(labels):
         return float("nan")  # the sample may lack rare classes
     return float(silhouette_score(scorer.kernel_distances(kernel, points, points), labels, metric="precomputed"))
@@ -199,7 +201,7 @@ def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
 
 def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str]:
     """Yield two paragraphs: the sizes of the data, and the meaning of the columns of the table."""
-    (n, d), sampled = rows.train.shape, len(rows.sample_indices)
+    (n, d), sampled = rows.train.shape, len(rows.sampled_train_indices)
     classes = len(np.unique(rows.train_labels))
     yield (
         f"{n:,} training rows of {d:,} columns in {classes:,} classes; {len(rows.test_labels):,} test rows"

@@ -32,7 +32,7 @@ class Picture:
     caption: str
 
     @property
-    def url(self) -> str:
+    def data_url(self) -> str:
         """The image as a `data:` URL."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
@@ -78,7 +78,7 @@ def require_replaceable_page(path: Path) -> None:
     StoreExistsError
         The path holds another file, which is left unchanged.
     """
-    local.require_signature(path, GENERATOR.encode(), "page")
+    local.require_replaceable_file(path, GENERATOR.encode(), "page")
 
 
 def write_page(path: str | Path, text: str) -> None:

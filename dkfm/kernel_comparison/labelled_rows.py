@@ -10,7 +10,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
 from dkfm.errors import InvalidInputError, extract_reason
-from dkfm.estimators.fitting.class_labels import check_labels
+from dkfm.estimators.fitting.class_labels import check_label_array
 from dkfm.execution import memory
 from dkfm.gram.training_data import compute_lazy_frame
 from dkfm.kernel_comparison.result import LabelArray
@@ -33,15 +33,15 @@ _READ_ROWS = 10_000
 class LabelledRows:
     """Training rows (n, d) and test rows (m, d) with their labels.
 
-    `sample_indices` and `plotted_test_indices` are the numbers of the rows of silhouettes and plots, at most 2,000
-    each. `test_origin_clause` says how the test rows were chosen.
+    `sampled_train_indices` and `plotted_test_indices` number at most 2,000 rows each, of silhouettes and
+    plots. `test_origin_clause` says how the test rows were chosen.
     """
 
     train: Rows
     train_labels: LabelArray
     test: Rows
     test_labels: LabelArray
-    sample_indices: npt.NDArray[np.intp]
+    sampled_train_indices: npt.NDArray[np.intp]
     plotted_test_indices: npt.NDArray[np.intp]
     test_origin_clause: str
 
@@ -54,11 +54,11 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
     names = list(source.columns) if isinstance(source, NamedColumns) else None
     n = source.shape[0]
     # Check the memory of the fit before any row is read.
-    memory.require_driver_memory(
-        n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "mean_values_per_row", 1)
+    memory.require_factorization_memory(
+        n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "float64s_per_row", 1)
     )
     train = _read_rows(source, "X", None)
-    labels = check_labels(y, train.shape[0], "The comparison")
+    labels = check_label_array(y, train.shape[0], "The comparison")
     if test is None:
         kept, rest = _split_row_indices(labels, seed)
         train, others, labels, other_labels = train[kept], train[rest], labels[kept], labels[rest]
@@ -84,7 +84,7 @@ def _load_test_rows(
     if d != columns:
         raise InvalidInputError(f"The test rows have {d} columns, and the training rows have {columns}.")
     require_length(test_labels, n, "test_labels")
-    labels, numbers = check_labels(test_labels, n, "The comparison"), sample_row_numbers(n, MAX_TEST_ROWS, seed)
+    labels, numbers = check_label_array(test_labels, n, "The comparison"), sample_row_numbers(n, MAX_TEST_ROWS, seed)
     if numbers is None:
         return _read_rows(source, "test", None), labels, ""
     return _read_rows(source, "test", numbers), labels[numbers], f", taken of {n:,} at random with the seed {seed}"

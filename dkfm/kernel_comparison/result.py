@@ -111,7 +111,7 @@ class Comparison:
 
     def __str__(self) -> str:
         refused = (f"{name} is left out: {reason}" for name, reason in self.refused.items())
-        return "\n".join([*self.table.lines(), "", *self.words, *refused])
+        return "\n".join([*self.table.format_lines(), "", *self.words, *refused])
 
     def to_json(self) -> str:
         """Return the table, the kernels left out and the sentences about the measurements as JSON."""

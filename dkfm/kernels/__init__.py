@@ -11,8 +11,8 @@ from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
 from dkfm.kernels.dot_product import ArcCosine, Cosine, Linear, Polynomial, Sigmoid
 from dkfm.kernels.functions_of_kernels import Exp, Normalized, PowerSeries
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon
+from dkfm.kernels.kernel_specs import KernelSpec, as_kernel, from_sklearn
 from dkfm.kernels.separable import Laplacian, Periodic
-from dkfm.kernels.sklearn_names import KernelSpec, as_kernel, from_sklearn
 from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
 from dkfm.kernels.transformed import Affine, Columns, Standardize, Warped
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_operator_class
-from dkfm.kernels.dot_product import integer_power
-from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
+from dkfm.kernels.dot_product import compute_power_overwriting_base
+from dkfm.kernels.pairwise.block_operations import Evaluator, map_rows
 from dkfm.kernels.pairwise.radial_forms import RadialForm, combine_radial_forms
-from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
+from dkfm.kernels.parameters import coerce_exponent, coerce_to_non_negative_float, require_kernels
 
 
 class Wrapper(PreparedKernel):
@@ -76,7 +76,7 @@ class ElementwiseKernel(Wrapper):
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Return the function of the inner kernel's radial form, if it has one."""
-        inner = self.kernel.find_radial_form(d)
+        inner = self.kernel.get_valid_radial_form(d)
         if inner is None:
             return None
         return replace(
@@ -127,7 +127,7 @@ class Constant(Kernel):
     supports_float32 = supports_sparse = translation_invariant = True
 
     def __post_init__(self) -> None:
-        require_non_negative(self, "value", _NEGATIVE_REASON)
+        coerce_to_non_negative_float(self, "value", _NEGATIVE_REASON)
 
     def block(self, X: Rows, Y: Rows) -> Array:
         """Return k(X, Y)."""
@@ -187,21 +187,21 @@ class _Reduction(PreparedKernel):
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Combine the radial forms of the parts, if all have one."""
-        forms = [k.find_radial_form(d) for k in self.parts]
+        forms = [k.get_valid_radial_form(d) for k in self.parts]
         return None if None in forms else combine_radial_forms(self._operation, [form for form in forms if form])
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare each part; those that are functions of the distance come first, and share its computation."""
-        forms, others = self._divide_parts(landmarks)
+        forms, others = self._split_radial_parts(landmarks)
         evaluators = [k.make_evaluator(landmarks) for k in others]
         if forms:
             evaluators.insert(0, combine_radial_forms(self._operation, list(forms.values())).prepare(landmarks))
         first, *rest = evaluators
         return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in rest)))
 
-    def _divide_parts(self, rows: Rows) -> tuple[dict[int, RadialForm], list[Kernel]]:
+    def _split_radial_parts(self, rows: Rows) -> tuple[dict[int, RadialForm], list[Kernel]]:
         """Return the radial forms of the parts that share distances of these rows, by number, and the other parts."""
-        found = {number: k.find_radial_form(rows.shape[1]) for number, k in enumerate(self.parts)}
+        found = {number: k.get_valid_radial_form(rows.shape[1]) for number, k in enumerate(self.parts)}
         forms = {
             number: form
             for number, form in found.items()
@@ -217,7 +217,7 @@ class _Reduction(PreparedKernel):
 
     def diagonal(self, X: Rows) -> Array:
         """Combine the diagonals of the parts, in the order of the block."""
-        forms, others = self._divide_parts(X)
+        forms, others = self._split_radial_parts(X)
         return self._reduce(k.evaluate_diagonal(X) for k in [*(self.parts[number] for number in forms), *others])
 
     def _reduce(self, values: Iterator[Array]) -> Array:
@@ -278,7 +278,7 @@ class Scaled(ElementwiseKernel):
     kernel: Kernel
 
     def __post_init__(self) -> None:
-        require_non_negative(self, "weight", _NEGATIVE_REASON)
+        coerce_to_non_negative_float(self, "weight", _NEGATIVE_REASON)
         super().__post_init__()
 
     def _map_values(self, values: Array) -> Array:
@@ -299,7 +299,7 @@ class Power(ElementwiseKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_exponent(self, "exponent")
+        coerce_exponent(self, "exponent")
 
     @property
     def definiteness(self) -> Definiteness:
@@ -312,7 +312,7 @@ class Power(ElementwiseKernel):
         return False
 
     def _map_values(self, values: Array) -> Array:
-        return map_rows(values, lambda part: integer_power(part, self.exponent))
+        return map_rows(values, lambda part: compute_power_overwriting_base(part, self.exponent))
 
     def __repr__(self) -> str:
         return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"

@@ -19,7 +19,7 @@ from dkfm.core.frames import as_row_pair
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.pairwise.block_functions import FLOAT32_RANGE, Evaluator, PreparedBlock, mirror_lower
+from dkfm.kernels.pairwise.block_operations import FLOAT32_RANGE, Evaluator, PreparedBlock, mirror_lower
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 
 _DIAGONAL_ROWS = 64
@@ -98,7 +98,7 @@ class Kernel(ABC):
         """Return the kernel of d columns as a function of the squared distance, or None if it is not one."""
         return None
 
-    def find_radial_form(self, d: int) -> RadialForm | None:
+    def get_valid_radial_form(self, d: int) -> RadialForm | None:
         """Return the `radial_form`, or None if a subclass computes blocks in another way than the class that has it."""
         classes = type(self).__mro__
         form, *hooks = (

@@ -9,7 +9,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmError, InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel, PreparedKernel
-from dkfm.kernels.pairwise.block_functions import PreparedBlock, are_in_float32_range
+from dkfm.kernels.pairwise.block_operations import PreparedBlock, are_products_in_float32_range
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class Outer(PreparedKernel):  # numpydoc ignore=PR02
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Evaluate the landmarks once."""
         right = self._evaluate(landmarks)
-        right_fits = bool(are_in_float32_range(np.square(right)).all())
+        right_fits = bool(are_products_in_float32_range(np.square(right)).all())
 
         def block(Z: Array, out: Array | None = None, /) -> Array:
             left = self._evaluate(Z)
             values: Array = np.empty((len(left), len(right)), Z.dtype) if out is None else out
             np.multiply.outer(left.astype(Z.dtype), right.astype(Z.dtype), out=values)
             if Z.dtype == np.float32:
-                inexact = ~(are_in_float32_range(np.square(left)) & right_fits)
+                inexact = ~(are_products_in_float32_range(np.square(left)) & right_fits)
                 values[inexact] = np.multiply.outer(left[inexact], right)
             return values
 

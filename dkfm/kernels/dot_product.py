@@ -10,10 +10,16 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, is_sparse, normalize_rows, squared_norms
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
-from dkfm.kernels.pairwise.block_functions import Evaluator, choose_precision, map_rows
+from dkfm.kernels.pairwise.block_operations import Evaluator, make_mixed_precision_evaluator, map_rows
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR, FLOAT32_LIMIT, prepare_negative_squared_distances
-from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
+from dkfm.kernels.parameters import (
+    Scale,
+    coerce_exponent,
+    coerce_to_float,
+    coerce_to_non_negative_float,
+    coerce_to_positive_float,
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,9 @@ class _DotProduct(PreparedKernel):
     offset: float
     supports_sparse = supports_out = True
 
-    def _require_scale(self) -> None:
+    def _coerce_scale(self) -> None:
         if self.scale is not None:
-            require_positive(self, "scale")
+            coerce_to_positive_float(self, "scale")
 
     @abstractmethod
     def _map_values(self, scaled_products: Array) -> Array:
@@ -116,9 +122,11 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        require_exponent(self, "degree")
-        self._require_scale()
-        require_non_negative(self, "offset", ": a negative constant is not a kernel, nor is a power of such a sum")
+        coerce_exponent(self, "degree")
+        self._coerce_scale()
+        coerce_to_non_negative_float(
+            self, "offset", ": a negative constant is not a kernel, nor is a power of such a sum"
+        )
 
     @property
     def supports_float32(self) -> bool:
@@ -126,7 +134,7 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
         return power_fits_float32(self.degree)
 
     def _map_values(self, scaled_products: Array) -> Array:
-        return integer_power(scaled_products, self.degree)
+        return compute_power_overwriting_base(scaled_products, self.degree)
 
 
 @dataclass(frozen=True)
@@ -183,8 +191,8 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
     supports_float32 = True
 
     def __post_init__(self) -> None:
-        self._require_scale()
-        require_number(self, "offset")
+        self._coerce_scale()
+        coerce_to_float(self, "offset")
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the inner products with the landmarks; rows too long for float32 are computed in float64."""
@@ -194,7 +202,7 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
         longest = self._numeric_scale(landmarks.shape[1]) * float(np.sqrt(squared_norms(landmarks).max()))
 
         prepare = super().prepare
-        return choose_precision(
+        return make_mixed_precision_evaluator(
             block,
             lambda: prepare(as_float64(landmarks)),
             lambda Z: FLOAT32_ERROR * longest * np.sqrt(squared_norms(Z)) <= FLOAT32_LIMIT,
@@ -210,7 +218,7 @@ def power_fits_float32(exponent: int) -> bool:
     return 2 * exponent * FLOAT32_ERROR <= FLOAT32_LIMIT
 
 
-def integer_power(base: Array, exponent: int) -> Array:
+def compute_power_overwriting_base(base: Array, exponent: int) -> Array:
     """Return a positive integer power by repeated squaring; overwrite `base`, and use at most one array of its size."""
     result: Array | None = None
     while True:
@@ -353,10 +361,10 @@ def _quarter_squared_sums(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDAr
     """Return ``|u + v|^2 / 4`` (k,) of the rows U[i] and V[j]."""
     squares = np.empty(len(i))
     for pairs in row_slices(len(i), _PAIRS_AT_ONCE):
-        squares[pairs] = squared_norms(_add_rows(U, V, i[pairs], j[pairs])) / 4
+        squares[pairs] = squared_norms(_add_row_pairs(U, V, i[pairs], j[pairs])) / 4
     return squares
 
 
-def _add_rows(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Rows:
+def _add_row_pairs(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Rows:
     total = U[i] + V[j]
     return total if is_sparse(total) else np.asarray(total)

@@ -12,7 +12,7 @@ from dkfm.core.rows import Array, Rows, normalize_rows
 from dkfm.errors import KernelError, format_value
 from dkfm.kernels.algebra import ElementwiseKernel, Wrapper
 from dkfm.kernels.base import Definiteness, Kernel
-from dkfm.kernels.pairwise.block_functions import Evaluator, exp_in_place, map_rows
+from dkfm.kernels.pairwise.block_operations import Evaluator, exp_in_place, map_rows
 from dkfm.kernels.parameters import as_float_or_nan
 
 _MAX_TERMS = 1024

@@ -9,8 +9,8 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_functions import PreparedBlock, exp_in_place
-from dkfm.kernels.parameters import require_positive
+from dkfm.kernels.pairwise.block_operations import PreparedBlock, exp_in_place
+from dkfm.kernels.parameters import coerce_to_positive_float
 
 
 class _HistogramKernel(PreparedKernel):
@@ -54,7 +54,7 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
     supports_float32 = True
 
     def __post_init__(self) -> None:
-        require_positive(self, "gamma")
+        coerce_to_positive_float(self, "gamma")
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""

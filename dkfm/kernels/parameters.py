@@ -28,7 +28,7 @@ _MAX_SAMPLE = 1000
 """Most rows whose distances give the median."""
 
 
-def require_number(kernel: Kernel, name: str) -> float:
+def coerce_to_float(kernel: Kernel, name: str) -> float:
     """Replace a parameter of a kernel by a float and return it; raise a KernelError unless it is a finite number."""
     value = unwrap_0d_array(getattr(kernel, name))
     number = as_float_or_nan(value)
@@ -52,19 +52,19 @@ def unwrap_0d_array(value: object) -> object:
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
-def require_positive(kernel: Kernel, name: str) -> None:
+def coerce_to_positive_float(kernel: Kernel, name: str) -> None:
     """Replace a parameter by a float; raise a KernelError unless it is a finite number > 0."""
-    if require_number(kernel, name) <= 0:
+    if coerce_to_float(kernel, name) <= 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} > 0, and got {getattr(kernel, name)}.")
 
 
-def require_non_negative(kernel: Kernel, name: str, reason: str = "") -> None:
+def coerce_to_non_negative_float(kernel: Kernel, name: str, reason: str = "") -> None:
     """Replace a parameter by a float; raise a KernelError, which ends with `reason`, unless it is finite and >= 0."""
-    if require_number(kernel, name) < 0:
+    if coerce_to_float(kernel, name) < 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} >= 0, and got {getattr(kernel, name)}{reason}.")
 
 
-def require_scale(kernel: Kernel, name: str, *words: str | None, is_squared: bool = True) -> None:
+def coerce_scale(kernel: Kernel, name: str, *words: str | None, is_squared: bool = True) -> None:
     """Raise a KernelError unless a parameter is a positive number, one for each column, or one of the `words`.
 
     Numbers of the kernel become floats. If `is_squared`, their squares must neither overflow nor underflow.
@@ -85,14 +85,14 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, is_squared: boo
             raise KernelError(f"{type(kernel).__name__} needs finite numbers as {name}, and got {value!r:.50}.")
         smallest, largest = min(numbers), max(numbers)
     else:
-        smallest = largest = require_number(kernel, name)
+        smallest = largest = coerce_to_float(kernel, name)
     if smallest <= 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} > 0, and got {getattr(kernel, name)}.")
     if is_squared and not _MIN_SCALE < smallest <= largest < _MAX_SCALE:
         raise KernelError(f"{type(kernel).__name__} needs a {name} whose square is a number, and got {value!r:.50}.")
 
 
-def column_scales(kernel: Kernel, name: str, d: int) -> float | Array:
+def get_numeric_scale(kernel: Kernel, name: str, d: int) -> float | Array:
     """Return the length scale of d columns, a number or an array (d,); raise if it has another number of columns."""
     scale = getattr(kernel, name)
     if scale == MEDIAN:
@@ -105,7 +105,7 @@ def column_scales(kernel: Kernel, name: str, d: int) -> float | Array:
     return np.array(scale)
 
 
-def require_exponent(kernel: Kernel, name: str) -> None:
+def coerce_exponent(kernel: Kernel, name: str) -> None:
     """Replace a parameter by an int; raise a KernelError unless it is a positive integer."""
     value = unwrap_0d_array(getattr(kernel, name))
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _EXPONENT_LIMIT:

@@ -7,8 +7,8 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_functions import PreparedBlock, compute_in_float64, exp_in_place
-from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
+from dkfm.kernels.pairwise.block_operations import PreparedBlock, exp_in_place, make_float64_evaluator
+from dkfm.kernels.parameters import MEDIAN, Scale, coerce_scale, get_numeric_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
 
@@ -37,17 +37,17 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
     supports_float32 = supports_out = True
 
     def __post_init__(self) -> None:
-        require_scale(self, "sigma", MEDIAN, None, is_squared=False)
+        coerce_scale(self, "sigma", MEDIAN, None, is_squared=False)
 
-    def _column_scales(self, d: int) -> float | Array:
-        return float(d) if self.sigma is None else super()._column_scales(d)
+    def _get_numeric_scale(self, d: int) -> float | Array:
+        return float(d) if self.sigma is None else super()._get_numeric_scale(d)
 
     def _pairwise_distances(self, X: Array) -> Array:
         return columnwise_sums.sum_absolute_differences(X, X)
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Divide the landmarks once, in float64, if each column has a length scale of its own."""
-        scale = self._column_scales(landmarks.shape[1])
+        scale = self._get_numeric_scale(landmarks.shape[1])
         if isinstance(scale, float):
             return lambda Z, out=None, /: _exp_scaled(
                 columnwise_sums.sum_absolute_differences(Z, landmarks, out), scale
@@ -115,19 +115,19 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
     translation_invariant = True
 
     def __post_init__(self) -> None:
-        require_scale(self, "period")
-        require_scale(self, "length_scale")
+        coerce_scale(self, "period")
+        coerce_scale(self, "length_scale")
 
     def resolve(self, X: Rows) -> Kernel:
         """Check that the numbers of periods and length scales match the columns of X; return the kernel unchanged."""
-        column_scales(self, "period", X.shape[1])
-        column_scales(self, "length_scale", X.shape[1])
+        get_numeric_scale(self, "period", X.shape[1])
+        get_numeric_scale(self, "length_scale", X.shape[1])
         return self
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Map the landmarks to the circles once, in float64 whatever the precision of the block."""
         d = landmarks.shape[1]
-        period, scale = column_scales(self, "period", d), column_scales(self, "length_scale", d)
+        period, scale = get_numeric_scale(self, "period", d), get_numeric_scale(self, "length_scale", d)
         centre = np.fmod(landmarks[0].astype(np.float64), period)
         gaussian = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
 
@@ -139,7 +139,7 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
 
         if landmarks.dtype == np.float32 and d <= _FEW_COLUMNS:
             in_float64 = gaussian.prepare(map_to_circles(landmarks))
-            return compute_in_float64(lambda Z: in_float64(map_to_circles(Z)), len(landmarks))
+            return make_float64_evaluator(lambda Z: in_float64(map_to_circles(Z)), len(landmarks))
         prepared = gaussian.prepare(map_to_circles(landmarks), landmarks.dtype)
         return lambda Z, out=None, /: prepared(map_to_circles(Z), out)
 

@@ -196,13 +196,13 @@ def _decode_value(value: object, trusted: Collection[str], levels_left: int) -> 
     return tuple(_decode_value(part, trusted, levels_left - 1) for part in value)
 
 
-def load_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
+def make_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
     """Return the kernel of one of dkfm's names; a width that is not given is the median distance of the rows.
 
     Examples
     --------
     >>> from dkfm.kernels import serialization
-    >>> serialization.load_named_kernel("gaussian", {"sigma": 5.0})
+    >>> serialization.make_named_kernel("gaussian", {"sigma": 5.0})
     Gaussian(sigma=5.0)
     """
     cls = _lookup(name, _NUMERIC)
@@ -216,7 +216,7 @@ def import_kernel(path: str) -> Kernel:
     return imported if isinstance(imported, Kernel) else Function(imported)
 
 
-def list_names() -> list[str]:
+def list_named_kernels() -> list[str]:
     """Return dkfm's names of kernels whose parameters are numbers."""
     return list(_NUMERIC)
 
@@ -230,10 +230,10 @@ def find_parameters(name: str) -> list[str] | None:
     return [field.name for field in fields(_NUMERIC[name])] if name in _NUMERIC else None  # type: ignore[arg-type]  # registered classes are dataclasses
 
 
-def find_class_name(cli_name: str) -> str | None:
+def find_class_of_named_kernel(cli_name: str) -> str | None:
     """Return the class name of the kernel that the command line knows by a name; None if there is none.
 
-    >>> find_class_name("arc_cosine")
+    >>> find_class_of_named_kernel("arc_cosine")
     'ArcCosine'
     """
     kernel_type = _NUMERIC.get(cli_name)
@@ -287,7 +287,7 @@ def describe_function(function: Callable[..., object]) -> dict[str, str]:
     return {"function": path, "source": _digest_source(path, function)}
 
 
-def check_trusted(trusted: object) -> tuple[str, ...]:
+def validate_trusted_argument(trusted: object) -> tuple[str, ...]:
     """Return the user's argument ``trusted=`` as a tuple; raise unless it is a collection of names."""
     if isinstance(trusted, str) or not isinstance(trusted, Collection) or not all(isinstance(t, str) for t in trusted):
         raise InvalidInputError(f'trusted takes a list, as in trusted=["module:function"], and got {trusted!r:.100}.')

@@ -14,10 +14,17 @@ import numpy as np
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
-from dkfm.kernels.pairwise.block_functions import Evaluator, exp_in_place, map_rows
+from dkfm.kernels.pairwise.block_operations import Evaluator, exp_in_place, map_rows
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
-from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
+from dkfm.kernels.parameters import (
+    MEDIAN,
+    Scale,
+    coerce_scale,
+    coerce_to_positive_float,
+    get_numeric_scale,
+    median_distance,
+)
 
 
 class DistanceKernel(PreparedKernel):
@@ -48,18 +55,18 @@ class DistanceKernel(PreparedKernel):
         if scale == MEDIAN:
             scale = median_distance(self._pairwise_distances, self._convert_rows(as_float64(X)))
         elif scale is None:
-            scale = self._column_scales(X.shape[1])
+            scale = self._get_numeric_scale(X.shape[1])
         else:
-            self._column_scales(X.shape[1])
+            self._get_numeric_scale(X.shape[1])
         return replace(self, **{self.scale_name: scale})  # type: ignore[type-var]  # every subclass is a dataclass
 
     @abstractmethod
     def _pairwise_distances(self, X: Array) -> Array:
         """Return the distances (n, n) between the rows of X, without a length scale."""
 
-    def _column_scales(self, d: int) -> float | Array:
+    def _get_numeric_scale(self, d: int) -> float | Array:
         """Return the divisors of d columns: a number, or an array (d,)."""
-        return column_scales(self, self.scale_name, d)
+        return get_numeric_scale(self, self.scale_name, d)
 
 
 class EuclideanDistanceKernel(DistanceKernel):
@@ -68,14 +75,14 @@ class EuclideanDistanceKernel(DistanceKernel):
     supports_sparse = supports_out = True
     _length_scale_factor: float = 1.0
     """Columns are divided by the length scale times this number."""
-    _near_threshold: float = 0.0
+    _relative_near_threshold: float = 0.0
     """Least share of the squared norms below which squared distances are recomputed from differences."""
 
     @abstractmethod
     def _map_values(self, negative_squares: Array) -> Array:
         """Return the kernel values of negative squared distances, which may be overwritten."""
 
-    def _effect_of_errors(self, negative_squares: Array) -> Array:
+    def _map_sensitivity_values(self, negative_squares: Array) -> Array:
         """Return values that errors of squared distances change as they change the kernel's."""
         return self._map_values(negative_squares)
 
@@ -84,19 +91,19 @@ class EuclideanDistanceKernel(DistanceKernel):
 
     def prepare(self, landmarks: Rows, dtype: np.dtype[np.floating] | None = None) -> Evaluator:
         """Prepare the squared distances to the landmarks, whose precision is by default that of the rows."""
-        unit = self._length_scale_factor * self._column_scales(landmarks.shape[1])
+        unit = self._length_scale_factor * self._get_numeric_scale(landmarks.shape[1])
         negative_squared_distances = prepare_negative_squared_distances(
-            landmarks, unit, self._near_threshold, ((self._effect_of_errors, 1.0),), dtype
+            landmarks, unit, self._relative_near_threshold, ((self._map_sensitivity_values, 1.0),), dtype
         )
         return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Return the kernel as a function of the squared distance, if all columns have one length scale."""
-        scale = self._column_scales(d)
+        scale = self._get_numeric_scale(d)
         if not isinstance(scale, float):
             return None
-        unit, effects = self._length_scale_factor * scale, ((self._effect_of_errors, 1.0),)
-        return RadialForm(unit, self._near_threshold, self._map_values, self._keeps_float32(), effects)
+        unit, effects = self._length_scale_factor * scale, ((self._map_sensitivity_values, 1.0),)
+        return RadialForm(unit, self._relative_near_threshold, self._map_values, self._keeps_float32(), effects)
 
     def diagonal(self, X: Rows) -> Array:
         """Return the kernel value of distance 0 for each row."""
@@ -135,10 +142,10 @@ class Gaussian(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     _length_scale_factor = float(np.sqrt(2))
 
     def __post_init__(self) -> None:
-        require_scale(self, "sigma", MEDIAN, None)
+        coerce_scale(self, "sigma", MEDIAN, None)
 
-    def _column_scales(self, d: int) -> float | Array:
-        return float(np.sqrt(d / 2)) if self.sigma is None else super()._column_scales(d)
+    def _get_numeric_scale(self, d: int) -> float | Array:
+        return float(np.sqrt(d / 2)) if self.sigma is None else super()._get_numeric_scale(d)
 
     def _map_values(self, negative_squares: Array) -> Array:
         return exp_in_place(negative_squares)
@@ -164,10 +171,10 @@ class Exponential(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     length_scale: Scale = 1.0
     supports_float32 = True
-    _near_threshold = 1e-3  # the square root magnifies the errors of short distances
+    _relative_near_threshold = 1e-3  # the square root magnifies the errors of short distances
 
     def __post_init__(self) -> None:
-        require_scale(self, "length_scale", MEDIAN)
+        coerce_scale(self, "length_scale", MEDIAN)
 
     def _map_values(self, negative_squares: Array) -> Array:
         roots = np.negative(negative_squares, out=negative_squares)
@@ -202,8 +209,8 @@ class RationalQuadratic(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     _length_scale_factor = float(np.sqrt(2))
 
     def __post_init__(self) -> None:
-        require_positive(self, "alpha")
-        require_scale(self, "length_scale", MEDIAN)
+        coerce_to_positive_float(self, "alpha")
+        coerce_scale(self, "length_scale", MEDIAN)
 
     def _map_values(self, negative_squares: Array) -> Array:
         # -alpha log(1 + s / alpha) is accurate for large alpha too, where the kernel tends to the Gaussian.
@@ -236,7 +243,7 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     definiteness = Definiteness.CONDITIONAL
 
     def __post_init__(self) -> None:
-        require_scale(self, "length_scale", MEDIAN)
+        coerce_scale(self, "length_scale", MEDIAN)
 
     def _map_values(self, negative_squares: Array) -> Array:
         return negative_squares
@@ -244,7 +251,7 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     def radial_form(self, d: int) -> None:
         """Return None: its value at distance 0 is 0, which says nothing of how exact the distances must be."""
 
-    def _effect_of_errors(self, negative_squares: Array) -> Array:
+    def _map_sensitivity_values(self, negative_squares: Array) -> Array:
         return np.exp(negative_squares)  # its use is in Exp(k); by itself every error changes it
 
 
@@ -293,10 +300,10 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     length_scale: Scale = 1.0
 
     def __post_init__(self) -> None:
-        require_positive(self, "nu")
+        coerce_to_positive_float(self, "nu")
         if self.nu > _MAX_NU:
             raise KernelError(f"Matern needs nu <= 100, and got {self.nu}; beyond, Gaussian is its limit.")
-        require_scale(self, "length_scale", MEDIAN)
+        coerce_scale(self, "length_scale", MEDIAN)
 
     @property
     def supports_float32(self) -> bool:
@@ -308,7 +315,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         return float(1 / np.sqrt(2 * self.nu))
 
     @property
-    def _near_threshold(self) -> float:  # type: ignore[override]  # it depends on nu
+    def _relative_near_threshold(self) -> float:  # type: ignore[override]  # it depends on nu
         # For nu <= 1 the kernel falls like a root of the squared distance, which magnifies its error.
         return 0.0 if self.nu > 1 else 1e-3
 

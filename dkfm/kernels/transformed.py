@@ -14,7 +14,7 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, parenthesize
 from dkfm.kernels.base import Kernel, register_operator_class
 from dkfm.kernels.custom import call_user_function, display_name, read_only_view
-from dkfm.kernels.pairwise.block_functions import Evaluator, compute_in_float64
+from dkfm.kernels.pairwise.block_operations import Evaluator, make_float64_evaluator
 from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
 
 
@@ -196,10 +196,10 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
     def _prepare_transformed(self, landmarks: Rows, dtype: np.dtype[np.floating]) -> Evaluator:
         if dtype == landmarks.dtype:
             return super()._prepare_transformed(landmarks, dtype)
-        form = self.kernel.find_radial_form(landmarks.shape[1])
+        form = self.kernel.get_valid_radial_form(landmarks.shape[1])
         if isinstance(landmarks, np.ndarray) and form is not None and form.supports_float32:
             return form.prepare(landmarks, dtype)
-        return compute_in_float64(self.kernel.make_evaluator(landmarks), landmarks.shape[0])
+        return make_float64_evaluator(self.kernel.make_evaluator(landmarks), landmarks.shape[0])
 
     @property
     def supports_sparse(self) -> bool:

@@ -22,9 +22,9 @@ class GradientSolution:
 
     values: Array
     """Approximations of ``A^(-1) b``. Shape (N, q)."""
-    residuals: Array
+    relative_residuals: Array
     """``|A x - b| / |b|`` of each right side, computed from the solution; 0 where b is. Shape (q,)."""
-    products: int
+    n_products: int
     """Number of products with A."""
     converged: bool
     """Whether all residuals are at most the tolerance."""

@@ -22,7 +22,7 @@ class GrowingFactor:
 
     lower: Array
     """L, lower triangular. Shape (r, r)."""
-    values: Array
+    pivot_values: Array
     """Residual of each pivot when it was chosen, as a share of its k(x, x). Shape (r,)."""
 
     @classmethod
@@ -32,7 +32,7 @@ class GrowingFactor:
 
     def compute_features(self, scaled: Array) -> Array:
         """Return the features (n, r) of rows from their scaled kernel values (n, r) with the pivots."""
-        if not len(self.values):
+        if not len(self.pivot_values):
             return scaled
         features: Array = solve_triangular(self.lower, scaled.T, lower=True, check_finite=False).T
         return features
@@ -55,7 +55,7 @@ class GrowingFactor:
         limit : int
             Largest number of new pivots.
         """
-        features, schur = self._leave_residuals(among, with_pivots, diagonal)
+        features, schur = self._compute_schur_complement(among, with_pivots, diagonal)
         residuals = schur.diagonal().copy()
         factor, order, rank, _ = lapack.dpstrf(schur, tol=threshold, lower=1, overwrite_a=1)
         chosen, rank = order.astype(np.intp) - 1, min(rank, limit)
@@ -81,7 +81,7 @@ class GrowingFactor:
         are distributed as if each had been drawn after the ones before it. The other parameters are those of
         `extend_by_largest`.
         """
-        features, schur = self._leave_residuals(among, with_pivots, diagonal)
+        features, schur = self._compute_schur_complement(among, with_pivots, diagonal)
         columns: Array = np.zeros((len(schur), min(limit, len(schur))))
         values: list[float] = []
         chosen: list[int] = []
@@ -101,7 +101,7 @@ class GrowingFactor:
         numbers = np.array(chosen, np.intp)
         return self._append(features[numbers], columns[numbers, : len(chosen)], np.array(values)), numbers
 
-    def _leave_residuals(self, among: Array, with_pivots: Array, diagonal: Array) -> tuple[Array, Array]:
+    def _compute_schur_complement(self, among: Array, with_pivots: Array, diagonal: Array) -> tuple[Array, Array]:
         """Return the features (c, r) of candidates, and what these leave of their scaled Gram matrix (c, c)."""
         features = self.compute_features(with_pivots)
         schur = np.asfortranarray(among)
@@ -111,14 +111,14 @@ class GrowingFactor:
 
     def _append(self, features: Array, corner: Array, values: Array) -> "GrowingFactor":
         """Return the factor with rows of features (k, r) and a lower triangular corner (k, k) below it."""
-        old, new = len(self.values), len(values)
+        old, new = len(self.pivot_values), len(values)
         lower = np.zeros((old + new, old + new))
         lower[:old, :old], lower[old:, :old], lower[old:, old:] = self.lower, features, corner
-        return GrowingFactor(lower, np.append(self.values, values))
+        return GrowingFactor(lower, np.append(self.pivot_values, values))
 
-    def invert_columns(self, first: int) -> Array:
+    def compute_inverse_transpose_columns(self, first: int) -> Array:
         """Return the columns from `first` on of ``L^-T``, (r, r - first): features are scaled values times ``L^-T``."""
-        unit = np.zeros((len(self.values), len(self.values) - first))
-        unit[first:] = np.eye(len(self.values) - first)
+        unit = np.zeros((len(self.pivot_values), len(self.pivot_values) - first))
+        unit[first:] = np.eye(len(self.pivot_values) - first)
         columns: Array = solve_triangular(self.lower, unit, lower=True, trans="T", check_finite=False)
         return columns

@@ -12,12 +12,12 @@ import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.kernels.pairwise.block_functions import mirror_lower
+from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics import links
 from dkfm.numerics.eigensolvers import lanczos
-from dkfm.numerics.eigensolvers.dense import eigh_in_place, leading_eigh_in_place
+from dkfm.numerics.eigensolvers.dense import eigh_in_place, eigh_leading_vectors_in_place
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import EPS, Root, check_psd, choose_signs, inverse_root, row_lengths
+from dkfm.numerics.roots import EPS, Root, choose_signs, find_psd_cutoff, inverse_root, row_lengths
 
 FORMULATIONS = ("combined", "primal", "dual")
 
@@ -60,16 +60,16 @@ class Weighting:
         """Square roots of the weights."""
         return np.sqrt(self.weights)
 
-    def sum_of_mean(self, means: Array) -> float:
+    def compute_trace_of_mean(self, means: Array) -> float:
         """Return ``sum w |m|^2`` with m the mean of the features, 0 if it is not subtracted; `means` (N,) are K e."""
         return self.total * abs(float(means @ self.shares)) if self.centered else 0.0
 
-    def apply_centring_transpose(self, C: Array) -> Array:
+    def apply_weighted_centring_adjoint(self, C: Array) -> Array:
         """Return ``S'C`` (N, p) of C (N, p)."""
         scaled = self.roots[:, np.newaxis] * C
         return scaled - np.outer(self.shares, scaled.sum(axis=0)) if self.centered else scaled
 
-    def apply_centring(self, P: Array) -> Array:
+    def apply_weighted_centring(self, P: Array) -> Array:
         """Return ``S P`` (N, p) of P (N, p)."""
         return self.roots[:, np.newaxis] * (P - self.shares @ P if self.centered else P)
 
@@ -78,7 +78,7 @@ class Weighting:
 class ComponentOptions:
     """Number and dtype of the components to compute."""
 
-    count: int | float | None = None
+    n_components: int | float | None = None
     """Number of components, or, below 1, the smallest share of the variance to explain; by default all above zero."""
     dtype: np.dtype[np.floating] = _DOUBLE
     """Dtype of the scores."""
@@ -109,7 +109,7 @@ class Components:
         return replace(self, eigenvalues=self.eigenvalues[:q], weights=self.weights[:, :q], offset=self.offset[:q])
 
 
-def center_gram_in_place(K: Array, weighting: Weighting | None = None) -> Array:
+def center_and_weigh_gram_in_place(K: Array, weighting: Weighting | None = None) -> Array:
     """Replace K by ``S K S'``, in place and from its lower triangle; return the means of the rows of K, (N,)."""
     weighting = weighting or Weighting(np.ones(len(K)))
     mirror_lower(K)
@@ -158,15 +158,16 @@ def solve_components_by_eigh(
     weighting = weighting or Weighting(np.ones(len(K)))
     if formulation == "primal" and options.on_indefinite != "clip":
         return _solve_primal(K, options, weighting)
-    means = center_gram_in_place(K, weighting)
+    means = center_and_weigh_gram_in_place(K, weighting)
     total = float(np.trace(K))
-    values, vectors = leading_eigh_in_place(K, options.count if isinstance(options.count, int) else len(K))
+    q = options.n_components if isinstance(options.n_components, int) else len(K)
+    values, vectors = eigh_leading_vectors_in_place(K, q)
     del K
-    dropped = _check_psd_of_problem(values, means, options, weighting)
+    dropped = _find_problem_psd_cutoff(values, means, options, weighting)
     if dropped:
         total = float(np.maximum(values, 0.0).sum())  # the dropped part has no variance
     values, vectors = values[::-1], vectors[:, ::-1]
-    rounding = max(dropped, _CENTRING_ROUNDING * weighting.sum_of_mean(means))
+    rounding = max(dropped, _CENTRING_ROUNDING * weighting.compute_trace_of_mean(means))
     q = _choose_count(values, total, options, rounding)
     kept = _count_positive(values[:q], options.dtype, rounding)
     return _make_components(values[:q], vectors[:, :q], means, total, weighting, kept)
@@ -180,7 +181,7 @@ class EigenProblem:
     """Function that returns the product of the problem matrix and C (N, p)."""
     means: Array
     """Means of the rows of K. Shape (N,)."""
-    total: float
+    eigenvalue_sum: float
     """Sum of all eigenvalues."""
     noise: float = 0.0
     """Error that rounding adds to a product with a vector of length 1."""
@@ -188,7 +189,7 @@ class EigenProblem:
 
 def make_dense_problem(K: Array, weighting: Weighting) -> EigenProblem:
     """Return the problem of a Fortran-contiguous Gram matrix (N, N), which is overwritten from its lower triangle."""
-    means = center_gram_in_place(K, weighting)
+    means = center_and_weigh_gram_in_place(K, weighting)
     # K.T is in C order, and multiplying it from the left takes four fifths of the time of K @ C.
     return EigenProblem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
 
@@ -208,7 +209,7 @@ def make_product_problem(
         total -= weighting.total * float(means @ weighting.shares)
     # The rounding errors of a sum of N products are random, and so are those of the mean that is subtracted.
     noise = EPS * size / np.sqrt(len(means))
-    center, center_transpose = weighting.apply_centring, weighting.apply_centring_transpose
+    center, center_transpose = weighting.apply_weighted_centring, weighting.apply_weighted_centring_adjoint
     return EigenProblem(lambda C: center(multiply(center_transpose(C))), means, total, noise)
 
 
@@ -231,7 +232,7 @@ def solve_leading_components(
     start : ndarray of shape (N, p)
         Random first block.
     options : ComponentOptions
-        Components to compute; `count` is an integer.
+        Components to compute; `n_components` is an integer.
     weighting : Weighting
         Weights of the rows.
     tol, max_products, basis_columns, step_log
@@ -244,40 +245,39 @@ def solve_leading_components(
     pairs : EigenPairs
         Eigenpairs of the problem matrix, with their residuals.
     """
-    q = int(options.count or 0)
-    pairs = lanczos.largest_eigenpairs(
-        problem.multiply, start, q, tol, max_products, problem.noise, basis_columns, step_log
-    )
+    q = int(options.n_components or 0)
+    limits = (tol, max_products, problem.noise, basis_columns)
+    pairs = lanczos.largest_eigenpairs(problem.multiply, start, q, *limits, step_log)
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
-    rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
+    rest = (problem.eigenvalue_sum - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])
-    dropped = _check_psd_of_problem(ends, problem.means, options, weighting)
-    total = float("nan") if dropped else problem.total
-    rounding = max(dropped, _CENTRING_ROUNDING * weighting.sum_of_mean(problem.means))
+    dropped = _find_problem_psd_cutoff(ends, problem.means, options, weighting)
+    total = float("nan") if dropped else problem.eigenvalue_sum
+    rounding = max(dropped, _CENTRING_ROUNDING * weighting.compute_trace_of_mean(problem.means))
     kept = _count_positive(pairs.values, options.dtype, rounding)
     return _make_components(pairs.values, pairs.vectors, problem.means, total, weighting, kept), pairs
 
 
-def _check_psd_of_problem(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
-    """Return the threshold of `check_psd` for ascending eigenvalues of the problem matrix."""
+def _find_problem_psd_cutoff(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
+    """Return the threshold of `find_psd_cutoff` for ascending eigenvalues of the problem matrix."""
     lowest, highest = float(values[0]), float(values[-1])
     # Centring has the rounding errors of the mean it subtracts, which can be far larger than the result.
-    scale = max(highest, weighting.sum_of_mean(means))
+    scale = max(highest, weighting.compute_trace_of_mean(means))
     policy = options.on_indefinite
     if policy == "auto":
-        exist = isinstance(options.count, int) and options.count <= int((values > _CUTS[options.dtype] * highest).sum())
+        exist = isinstance(q := options.n_components, int) and q <= (values > _CUTS[options.dtype] * highest).sum()
         policy = "clip" if exist or len(values) < len(means) else "raise"
-    return check_psd(lowest, highest, scale, len(means), policy, _CENTRED_GRAM if weighting.centered else _GRAM)
+    return find_psd_cutoff(lowest, highest, scale, len(means), policy, (_GRAM, _CENTRED_GRAM)[weighting.centered])
 
 
 def _choose_count(values: Array, total: float, options: ComponentOptions, rounding: float) -> int:
     """Return how many of the descending eigenvalues the options request."""
-    if isinstance(options.count, int):
-        return min(options.count, len(values))
+    if isinstance(options.n_components, int):
+        return min(options.n_components, len(values))
     positive = _count_positive(values, options.dtype, rounding)
-    if options.count is None:
+    if options.n_components is None:
         return positive
-    explained = np.cumsum(values[:positive]) >= options.count * total * (1 - 1e-12)  # allows for rounding
+    explained = np.cumsum(values[:positive]) >= options.n_components * total * (1 - 1e-12)  # allows for rounding
     return int(explained.argmax()) + 1 if explained.any() else positive
 
 
@@ -317,7 +317,7 @@ class Moments:
     """Weighted mean of the features. Shape (r,)."""
     weight: float
     """Sum of the weights."""
-    kernel_trace: float
+    weighted_diagonal_sum: float
     """``sum w k(x, x)``; for a clipped kernel ``sum w |phi(x)|^2``, because the rest of its trace is unknown."""
     rows: int
     """Number of rows."""
@@ -345,16 +345,16 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     r = len(moments.mean)
     mean = moments.mean if centered else np.zeros(r)
     diagonal = moments.second_moment.ndim == 1
-    total = moments.kernel_trace - moments.weight * float(mean @ mean)
+    total = moments.weighted_diagonal_sum - moments.weight * float(mean @ mean)
     found = None
-    if isinstance(options.count, int) and lanczos.is_faster_than_dense(r, options.count):
+    if isinstance(options.n_components, int) and lanczos.is_faster_than_dense(r, options.n_components):
 
         def multiply(V: Array) -> Array:
             product = moments.second_moment[:, np.newaxis] * V if diagonal else moments.second_moment @ V
             return product - moments.weight * np.outer(mean, mean @ V)
 
-        start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, options.count)))
-        found = lanczos.largest_eigenpairs(multiply, start, options.count, max_products=lanczos.MAX_PRODUCTS)
+        start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, options.n_components)))
+        found = lanczos.largest_eigenpairs(multiply, start, options.n_components, max_products=lanczos.MAX_PRODUCTS)
     if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:
@@ -363,8 +363,8 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
         ascending, vectors = eigh_in_place(C)
         values, V = ascending[::-1], vectors[:, ::-1]
     rounding = _CENTRING_ROUNDING * moments.weight * float(mean @ mean)
-    if isinstance(options.count, int):
-        q = min(options.count, moments.rows)
+    if isinstance(options.n_components, int):
+        q = min(options.n_components, moments.rows)
     else:
         q = _choose_count(values, total, options, rounding)
     kept = min(q, _count_positive(values, options.dtype, rounding))
@@ -374,12 +374,12 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     return Components(mu, b * signs, mean @ V * signs, W @ mean, float(mean @ mean), total)
 
 
-def compute_moments_of_landmarks(root: Root, weights: Array, kernel_trace: float) -> tuple[Moments, Array]:
+def compute_moments_of_landmarks(root: Root, weights: Array, weighted_diagonal_sum: float) -> tuple[Moments, Array]:
     """Return the moments of the landmarks' features, which have weights (N,), and these features (N, r)."""
     F, total = root.landmark_features(), float(weights.sum())
     equal = bool((root.scales == root.scales[0]).all()) and bool((weights == 1).all()) and not root.triangular
     second = root.values * root.scales[0] ** 2 if equal else (F * weights[:, np.newaxis]).T @ F
-    return Moments(second, weights @ F / total, total, kernel_trace, len(F)), F
+    return Moments(second, weights @ F / total, total, weighted_diagonal_sum, len(F)), F
 
 
 def _solve_primal(K: Array, options: ComponentOptions, weighting: Weighting) -> Components:

@@ -55,14 +55,14 @@ def _centred_residual(product: Array, diagonal: ComputeDiagonal) -> Array:
 def _argmax(product: Array, diagonal: ComputeDiagonal) -> Codes:
     """Return the class with the largest column; with a single column return 1 if it is positive, else 0."""
     codes: Codes = product.argmax(axis=1) if product.shape[1] > 1 else (product[:, 0] > 0).astype(np.int64)
-    codes[_find_nonfinite_rows(product)] = NO_CODE
+    codes[_mask_nonfinite_rows(product)] = NO_CODE
     return codes[:, np.newaxis]
 
 
 def _heaviside(product: Array, diagonal: ComputeDiagonal) -> Codes:
     """Return 1 if the single column is 0 or more, else 0, as scikit-learn's outlier detectors decide."""
     codes = (product >= 0).astype(np.int64)
-    codes[_find_nonfinite_rows(product)] = NO_CODE
+    codes[_mask_nonfinite_rows(product)] = NO_CODE
     return codes
 
 
@@ -77,7 +77,7 @@ def _sigmoid(product: Array, diagonal: ComputeDiagonal) -> Array:
         probabilities: Array = expit(np.hstack([-product, product]))
     else:
         probabilities = softmax(log_expit(product), axis=1)
-    probabilities[_find_nonfinite_rows(product)] = np.nan
+    probabilities[_mask_nonfinite_rows(product)] = np.nan
     return probabilities
 
 
@@ -85,7 +85,7 @@ def _softmax(product: Array, diagonal: ComputeDiagonal) -> Array:
     from scipy.special import softmax
 
     probabilities: Array = softmax(product, axis=1)
-    probabilities[_find_nonfinite_rows(product)] = np.nan
+    probabilities[_mask_nonfinite_rows(product)] = np.nan
     return probabilities
 
 
@@ -99,11 +99,11 @@ def _modified_huber(product: Array, diagonal: ComputeDiagonal) -> Array:
     sums = clipped.sum(axis=1, keepdims=True)
     clipped[sums[:, 0] == 0] = 1
     probabilities: Array = clipped / np.where(sums == 0, clipped.shape[1], sums)
-    probabilities[_find_nonfinite_rows(product)] = np.nan
+    probabilities[_mask_nonfinite_rows(product)] = np.nan
     return probabilities
 
 
-def _find_nonfinite_rows(product: Array) -> npt.NDArray[np.bool_]:
+def _mask_nonfinite_rows(product: Array) -> npt.NDArray[np.bool_]:
     finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(product), axis=1)
     return ~finite
 

@@ -11,7 +11,7 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.numerics.model import StoredWeights, iter_weight_panels
-from dkfm.numerics.roots import EPS, ROUNDING_SHARE, Root, nonzero_lengths
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, Root, replace_zero_lengths
 
 ROOT_ROUNDING = 4 * EPS
 """Rounding error of a decomposition, as a share of the largest eigenvalue or of the unit diagonal."""
@@ -32,7 +32,7 @@ _PROBES = 16
 class Residuals:
     """What the features leave of training rows x, as shares ``(k(x, x) - |phi(x)|^2) / k(x, x)``."""
 
-    largest: Array
+    largest_by_rank: Array
     """Largest share of a row after 0, 1, .. r features, as computed. Shape (r + 1,)."""
     lowest: float = 0.0
     """Smallest share of a row after all features: negative only by rounding, or for an indefinite kernel. Of a root of
@@ -66,19 +66,19 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
         B the norm of the coefficients, b the same in the units of the root, top and v its largest and its last value.
     """
     if not lengths.any():  # every row is the zero vector
-        return np.zeros(len(residuals.largest))
+        return np.zeros(len(residuals.largest_by_rank))
     B, values, top = residuals.coefficient_norm, root.values, float(root.values.max(initial=0.0))
-    _, unit = root.relative_scales(lengths)
+    _, unit = root.get_scale_ratio_range(lengths)
     smallest = np.minimum.accumulate(np.concatenate([[top or 1.0], values]))
     squares = _sum_scaled_squares(root, lengths)
     eta = max(kernel_rounding, MIN_KERNEL_ROUNDING)
     rounding = ROOT_ROUNDING * B * unit * top / np.sqrt(smallest)
     rounding += eta * (B + np.sqrt(np.cumsum(np.append(0.0, squares))))
     if residuals.noise is None:
-        shares, limits = np.maximum(residuals.largest, 0.0) + 2 * rounding, residuals.limits
+        shares, limits = np.maximum(residuals.largest_by_rank, 0.0) + 2 * rounding, residuals.limits
     else:  # the eigenvalues of A move by its rounding errors, whose norm is at most eta sqrt(N) if they are random
         moved = eta * np.sqrt(len(lengths))
-        shares = np.maximum(residuals.largest, 0.0) + residuals.noise + moved
+        shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + moved
         limits = np.where(np.asarray(residuals.limits) > 0, residuals.limits + moved, 0.0)
     shares = np.minimum.accumulate(np.minimum(np.minimum(shares, limits), 1.0))
     return np.sqrt(shares) + rounding
@@ -103,13 +103,13 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
 
     A residual is at most the next eigenvalue. It is also computed from the features of the landmarks, ``K W``.
     """
-    _, unit = root.relative_scales(lengths)
+    _, unit = root.get_scale_ratio_range(lengths)
     top = float(root.values.max(initial=0.0))
-    limits: Array = np.append(root.values, np.abs(root.dropped).max(initial=0.0)) + ROOT_ROUNDING * top
+    limits: Array = np.append(root.values, np.abs(root.dropped_values).max(initial=0.0)) + ROOT_ROUNDING * top
     limits = limits * unit * unit  # the square of a unit may overflow
-    if not len(root.dropped):
+    if not len(root.dropped_values):
         limits[-1] = 0.0
-    factors = root.scales * (root.scales / nonzero_lengths(lengths))
+    factors = root.scales * (root.scales / replace_zero_lengths(lengths))
     largest, lowest = np.zeros(len(limits)), 0.0
     largest[0] = lengths.any()
     for rows in row_slices(len(lengths), _ROWS_IN_CACHE):
@@ -132,14 +132,14 @@ def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Arra
     have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above ``eps max diag``. A fixed threshold would
     be some digits too high for one kernel and too low for another.
     """
-    rows, landmarks = nonzero_lengths(row_lengths), nonzero_lengths(lengths)
+    rows, landmarks = replace_zero_lengths(row_lengths), replace_zero_lengths(lengths)
     if not root.is_scaled(lengths):
         rows, landmarks = np.full_like(rows, rows.max()), np.full_like(landmarks, landmarks.max())
     values = values / rows[:, np.newaxis]
     # These rows may include no landmark, so each landmark counts with at least its own k(x, x).
     squares = np.maximum(np.square(values).mean(axis=0), np.square(lengths * (lengths / landmarks)) / len(lengths))
     noise = _EPS32**2 * (squares @ np.square(root.weights))
-    unit, _ = root.relative_scales(lengths)
+    unit, _ = root.get_scale_ratio_range(lengths)
     features = np.maximum(np.square(values @ root.weights).mean(axis=0), root.values * unit * unit / len(lengths))
     return max(min(1, len(features)), int(np.append(noise > features, True).argmax()))
 

@@ -38,7 +38,10 @@ class StoredWeights(Protocol):
 
 
 def iter_weight_panels(weights: Array, column_stop: int, triangular: bool) -> Iterator[tuple[slice, Array]]:
-    """Yield slices of the columns before `column_stop`, with weights; stored ones without zero rows of a triangle."""
+    """Yield pairs of a slice of the columns before `column_stop`, and the weights (rows, columns) in it.
+
+    Weights on disk are read a few columns at a time; if they are triangular, without the rows that are zero.
+    """
     if not isinstance(weights, StoredWeights):
         return iter([(slice(0, column_stop), weights[:, :column_stop])] if column_stop else [])
     parts = list(row_slices(column_stop, weights.panel_columns))
@@ -116,12 +119,12 @@ class Model:
     def prepare_rows(self, Z: Rows) -> Rows:
         """Return rows shifted and cast like the landmarks, as the kernel compares them."""
         if self.shift is not None:
-            cast = self._shift_in_model_dtype
+            cast = self._exact_shift_in_model_dtype
             Z = Z - (self.shift if cast is None or Z.dtype != self.dtype else cast)
         return Z if Z.dtype == self.dtype else Z.astype(self.dtype)
 
     @cached_property
-    def _shift_in_model_dtype(self) -> Array | None:
+    def _exact_shift_in_model_dtype(self) -> Array | None:
         """`shift` in the model's dtype; None if that would change one of its values.
 
         Rows of this dtype are rounded once if this is subtracted, and twice with the float64 `shift`.
@@ -138,7 +141,7 @@ class Model:
         return landmark_bytes + self.dtype.itemsize * (self.n_head_elements - self.n_stored_head_elements)
 
     @property
-    def stored_nbytes(self) -> int:
+    def total_nbytes(self) -> int:
         """Bytes of all arrays in a store, those that stay in one included."""
         return self.nbytes + self.dtype.itemsize * self.n_stored_head_elements
 

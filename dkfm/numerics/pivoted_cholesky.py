@@ -23,7 +23,7 @@ from dkfm.numerics.roots import (
     ROUNDING_SHARE,
     Root,
     condition_number,
-    nonzero_lengths,
+    replace_zero_lengths,
     row_lengths,
     scale_gram_in_place,
 )
@@ -50,7 +50,7 @@ class Pivots:
     """Numbers of the rows that are pivots. Shape (r,)."""
     root: Root
     """Triangular root of the Gram matrix of the pivots."""
-    residuals: Residuals
+    residual_summary: Residuals
     """Diagonal entries of ``A - L L'``, and coefficients of all rows for the pivots."""
 
 
@@ -136,7 +136,7 @@ def factor_columns(
         None if `should_continue` returned False.
     """
     n, threshold, lengths = len(diagonal), pivot_threshold(tol), row_lengths(diagonal)
-    divisors, diagonal = nonzero_lengths(lengths), np.sign(diagonal)
+    divisors, diagonal = replace_zero_lengths(lengths), np.sign(diagonal)
     blocks: list[Array] = []
     numbers: list[int] = []
     rejected: list[int] = []

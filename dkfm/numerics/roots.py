@@ -50,7 +50,7 @@ class Root:
     ``D^-1 R'^(-1)``, where R is the Cholesky factor of A between the pivots. Shape (N, r)."""
     values: Array
     """The eigenvalues, or the pivots: the diagonal entry that each had when it was chosen. Shape (r,)."""
-    dropped: Array
+    dropped_values: Array
     """Values that were treated as zero: the other eigenvalues, or the residuals of the rows that are no pivots."""
     scales: Array
     """Diagonal of D: ``sqrt k(x_n, x_n)``, or ones if K itself was decomposed. W is 0 where it is 0. Shape (N,)."""
@@ -62,7 +62,7 @@ class Root:
     def truncate(self, r: int) -> "Root":
         """Return the root of rank r: the first r columns, and for pivots also only the first r rows."""
         rows = r if self.triangular else len(self.weights)
-        dropped = np.concatenate([self.values[r:], self.dropped])
+        dropped = np.concatenate([self.values[r:], self.dropped_values])
         weights = np.ascontiguousarray(self.weights[:rows, :r])
         rotation = None if self.rotation is None else self.rotation[:r]
         return Root(weights, self.values[:r], dropped, self.scales[:rows], self.triangular, rotation)
@@ -79,10 +79,10 @@ class Root:
 
     def is_scaled(self, lengths: Array) -> bool:
         """Return whether the root is one of the matrix scaled by these lengths (N,), up to one factor of all."""
-        smallest, largest = self.relative_scales(lengths)
+        smallest, largest = self.get_scale_ratio_range(lengths)
         return largest <= 2 * smallest
 
-    def relative_scales(self, lengths: Array) -> tuple[float, float]:
+    def get_scale_ratio_range(self, lengths: Array) -> tuple[float, float]:
         """Return the smallest and the largest ``scale / length`` of rows of the given positive lengths, (N,)."""
         positive = lengths > 0
         ratios = self.scales[positive] / lengths[positive]
@@ -94,7 +94,7 @@ def row_lengths(diagonal: Array) -> Array:
     return np.sqrt(np.abs(diagonal))
 
 
-def nonzero_lengths(lengths: Array) -> Array:
+def replace_zero_lengths(lengths: Array) -> Array:
     """Return lengths (N,) with those of 0 replaced by the largest, or by 1, so that rows can be divided by them."""
     largest = float(lengths.max(initial=0.0))
     return np.where(lengths > 0, lengths, largest if largest > 0 else 1.0)
@@ -106,7 +106,7 @@ def scale_gram_in_place(K: Array, lengths: Array) -> None:
     `lengths` (N,) are those of `row_lengths`. A row of length 0 is divided by the largest length instead: if it is not
     zero, K is not positive semi-definite, and the eigenvalues of the scaled matrix show it.
     """
-    divisors = nonzero_lengths(lengths)
+    divisors = replace_zero_lengths(lengths)
     if (divisors == 1.0).all():
         return
     signs = np.sign(K.diagonal())
@@ -157,7 +157,7 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
     if basis == "symmetric" and root.rotation is not None:
         W = W @ root.rotation
         return {"features": Head(W, None if mean is None else mean @ W), "residual": residual}
-    offset = None if mean is None else _project(mean, W, root.triangular)
+    offset = None if mean is None else _multiply_by_weights(mean, W, root.triangular)
     if basis != "symmetric":
         return {"features": Head(W, offset, triangular=root.triangular), "residual": residual}
     if 2 * W.shape[1] <= n or condition_number(root.values) > _WELL_CONDITIONED:
@@ -167,7 +167,7 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
     return {"features": Head(explicit, None if mean is None else mean @ explicit), "residual": residual}
 
 
-def _project(values: Array, W: Array, triangular: bool) -> Array:
+def _multiply_by_weights(values: Array, W: Array, triangular: bool) -> Array:
     """Return the product (r,) of some values (N,) and weights, which may be in a store."""
     product = np.zeros(W.shape[1])
     for columns, panel in iter_weight_panels(W, W.shape[1], triangular):
@@ -184,7 +184,7 @@ def make_residual_head(root: Root) -> Head:
     eigenvalue, or, for a clipped kernel, the size of the most negative one if that is larger.
     """
     values = root.values
-    scale = max(float(values.max(initial=0.0)), -float(root.dropped.min(initial=0.0)))
+    scale = max(float(values.max(initial=0.0)), -float(root.dropped_values.min(initial=0.0)))
     accurate = None if root.triangular else int((values > ROUNDING_SHARE * scale).sum())
     return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, n_leading_columns=accurate)
 
@@ -213,7 +213,7 @@ def is_indefinite(lowest: float, scale: float, n: int) -> bool:
     return lowest < -max(1000, n) * EPS * scale
 
 
-def check_psd(
+def find_psd_cutoff(
     lowest: float, highest: float, scale: float, n: int, on_indefinite: str, what: str, note: str = _NOTE_FOR_FIT
 ) -> float:
     """Check that a matrix is positive semi-definite, or that its negative part may be dropped.
@@ -300,7 +300,7 @@ def inverse_root(
     values, vectors = eigh_in_place(K)
     del K
     lowest, highest = float(values[0]), float(values[-1])
-    rounding = check_psd(lowest, highest, highest, n, on_indefinite, what, _NOTE_FOR_MAP)
+    rounding = find_psd_cutoff(lowest, highest, highest, n, on_indefinite, what, _NOTE_FOR_MAP)
     requested_cut = (4 * EPS if rcond is None else rcond) * highest
     cut = max(requested_cut, rounding or 2 * abs(min(lowest, 0.0)))
     rank = int((values > cut).sum()) if highest > 0 else 0
@@ -310,12 +310,12 @@ def inverse_root(
     vectors = vectors[:, n - rank :][:, ::-1]
     weights = np.multiply(vectors, choose_signs(vectors) / np.sqrt(kept), order="C")
     if scales is not None:
-        weights /= nonzero_lengths(scales)[:, np.newaxis]
+        weights /= replace_zero_lengths(scales)[:, np.newaxis]
         weights[scales == 0] = 0.0
     return Root(weights, kept, dropped, np.ones(n) if scales is None else scales)
 
 
-def choose_rotated_rank(K: Array, scales: Array) -> int:
+def choose_rank_for_rotation(K: Array, scales: Array) -> int:
     """Return the rank of a root of the scaled matrix whose rotation is ``K^(-1/2)``; 0 if K itself serves better.
 
     The rotation serves if the rows differ in scale, so that K itself would lose digits of the small ones, and the
@@ -324,7 +324,7 @@ def choose_rotated_rank(K: Array, scales: Array) -> int:
     """
     from scipy.linalg import lapack
 
-    if not nonzero_lengths(scales).min() < _EQUAL_SCALES * scales.max():
+    if not replace_zero_lengths(scales).min() < _EQUAL_SCALES * scales.max():
         return 0
     A = K.copy(order="F")
     scale_gram_in_place(A, scales)

@@ -20,7 +20,7 @@ from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.pairwise.block_functions import Evaluator
+from dkfm.kernels.pairwise.block_operations import Evaluator
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, StoredWeights, iter_weight_panels
@@ -110,7 +110,7 @@ class Scorer:
                 values = self.kernel_values(Z[tile], buffer[: tile.stop - tile.start])
                 tile_diagonal = cache(partial(self._diagonal, Z, tile, diagonal))
                 for group in _group_by_weights(heads):
-                    _project(values, [(heads[name], out[name][tile]) for name in group], tile_diagonal)
+                    _fill_head_outputs(values, [(heads[name], out[name][tile]) for name in group], tile_diagonal)
                 del values  # if it is not the buffer, free it before the next one is allocated
 
     def count_tiles(self, name: str, n: int) -> int:
@@ -131,7 +131,7 @@ class Scorer:
         """Return ``K W``, or ``K W s W'`` if the head has s, of kernel values K (n, N), without its offset and link."""
         head = replace(self.model.head(name), offset=None, link=links.IDENTITY)
         out = np.empty((len(values), head.width), self.model.dtype)
-        _project(values.astype(self.model.dtype, copy=False), [(head, out)], _raise_no_diagonal)
+        _fill_head_outputs(values.astype(self.model.dtype, copy=False), [(head, out)], _raise_no_diagonal)
         return out
 
     def _tile_rows(self, heads: Collection[Head], n: int) -> int:
@@ -191,7 +191,7 @@ def _group_by_weights(heads: dict[str, Head]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.ComputeDiagonal) -> None:
+def _fill_head_outputs(values: Array, heads: list[tuple[Head, Array]], diagonal: links.ComputeDiagonal) -> None:
     """Fill the outputs of heads that share their weights, from one product with these."""
     (first, target), alone = heads[0], len(heads) == 1
     columns = max(head.n_columns for head, _ in heads)
@@ -206,15 +206,15 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
             skinny_matmul(values[:, : len(W)], W, product[:, part])
         for head, out in heads:
             if head.sqrt_eigenvalues is not None:
-                _add_symmetric_product(product[:, part], head, head.sqrt_eigenvalues[part], part, W, out)
+                _accumulate_symmetric_features(product[:, part], head, head.sqrt_eigenvalues[part], part, W, out)
     for head, out in heads:
         if head.sqrt_eigenvalues is not None and columns == 0:
             out[...] = 0.0
         elif head.sqrt_eigenvalues is None:
-            _apply_link(product if direct else product[:, : head.n_columns], head, diagonal, out)
+            _apply_offset_and_link(product if direct else product[:, : head.n_columns], head, diagonal, out)
 
 
-def _add_symmetric_product(product: Array, head: Head, s: Array, part: slice, W: Array, out: Array) -> None:
+def _accumulate_symmetric_features(product: Array, head: Head, s: Array, part: slice, W: Array, out: Array) -> None:
     """Add the share of some columns of W in ``((k(Z, X) W - b) s) W'`` to an output; the first columns overwrite it."""
     scaled = product - (0.0 if head.offset is None else head.offset[part])
     scaled *= s
@@ -227,7 +227,7 @@ def _add_symmetric_product(product: Array, head: Head, s: Array, part: slice, W:
     add(1.0, W, scaled.T, 1.0, out.T, overwrite_c=1)
 
 
-def _apply_link(product: Array, head: Head, diagonal: links.ComputeDiagonal, out: Array) -> None:
+def _apply_offset_and_link(product: Array, head: Head, diagonal: links.ComputeDiagonal, out: Array) -> None:
     """Subtract the offset from a product, apply the link, and fill the output, which may be the product itself."""
     if head.offset is not None:
         product = np.subtract(product, head.offset, out=out if head.link == links.IDENTITY else None)

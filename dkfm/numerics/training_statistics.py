@@ -9,7 +9,7 @@ from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import KernelError
 from dkfm.numerics.map_error_bounds import Residuals, estimate_largest_norm, make_probes
-from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
+from dkfm.numerics.roots import Root, replace_zero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
 
 
@@ -21,7 +21,7 @@ class WeightedRows(Protocol):
         """Weights (N,)."""
 
     @property
-    def count(self) -> int:
+    def n_columns(self) -> int:
         """Number of columns c."""
 
     def weighted_columns(self) -> Array:
@@ -31,7 +31,9 @@ class WeightedRows(Protocol):
         """Return those of some rows."""
 
 
-def compute_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array, root: Root, lengths: Array) -> Residuals:
+def measure_largest_residuals(
+    score: Scorer, tiles: Iterable[Rows], diagonal: Array, root: Root, lengths: Array
+) -> Residuals:
     """Return the residuals of all training rows after 0, 1, .. r features of a root, and their coefficients' norm.
 
     Parameters
@@ -47,12 +49,12 @@ def compute_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array, roo
     lengths : ndarray of shape (m,)
         `row_lengths` of the landmarks.
     """
-    divisors = nonzero_lengths(row_lengths(diagonal))
+    divisors = replace_zero_lengths(row_lengths(diagonal))
     # The root's rounding is a share of the largest length in its own units.
     units = np.ones(len(diagonal)) if root.is_scaled(lengths) else np.square(divisors / divisors.max())
     largest, lowest, norm = np.zeros(score.model.head("features").width + 1), 0.0, 1.0
     probes = root.weights.T @ (lengths[:, np.newaxis] * make_probes(len(lengths)))
-    for positions, rows in _split_tiles(score, tiles):
+    for positions, rows in _iter_subtiles(score, tiles):
         features = score.apply_weights("features", score.kernel_values(rows)).astype(np.float64, copy=False)
         features /= divisors[positions, np.newaxis]
         norm = max(norm, estimate_largest_norm(features @ probes))
@@ -72,7 +74,7 @@ def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> 
     """Return the weighted mean of ``k(x, landmarks)`` over the training rows x, (N,)."""
     evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
     total, shares = np.zeros(score.model.landmarks.shape[0]), weights / weights.max()
-    for positions, rows in _split_tiles(score, tiles):
+    for positions, rows in _iter_subtiles(score, tiles):
         total += shares[positions] @ evaluate(rows)
     total /= shares.sum()
     return total
@@ -88,7 +90,7 @@ def sum_features_and_products(
     """
     r = score.model.head("features").width
     second, first = np.zeros((r, r)), np.zeros((columns.shape[1], r))
-    for positions, rows in _split_tiles(score, tiles):
+    for positions, rows in _iter_subtiles(score, tiles):
         features = score.apply_weights("features", score.kernel_values(rows))
         second += (features * weights[positions, np.newaxis]).T @ features
         first += columns[positions].T @ features
@@ -103,11 +105,11 @@ def kernel_values_of_random_combinations(score: Scorer, tiles: Iterable[Rows], d
     and `diagonal` (N,) their k(x, x). The result is empty if there are no tiles.
     """
     evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
-    lengths = nonzero_lengths(row_lengths(diagonal))
+    lengths = replace_zero_lengths(row_lengths(diagonal))
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (2, len(diagonal)))
     signs[0] /= lengths.max()
     signs[1] /= lengths
-    parts = [signs[:, positions] @ evaluate(rows) for positions, rows in _split_tiles(score, tiles)]
+    parts = [signs[:, positions] @ evaluate(rows) for positions, rows in _iter_subtiles(score, tiles)]
     if not parts:
         return np.zeros((0, len(diagonal)))
     values: Array = np.sum(parts, axis=0)
@@ -116,7 +118,7 @@ def kernel_values_of_random_combinations(score: Scorer, tiles: Iterable[Rows], d
     return unit
 
 
-def _split_tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:
+def _iter_subtiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:
     """Yield tiles small enough for the tile loop, each with its slice of all rows."""
     start = 0
     for rows in tiles:

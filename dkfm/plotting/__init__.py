@@ -1,7 +1,7 @@
 """Plot estimators, spectra and certificates with Matplotlib (the extra ``plot``)."""
 
+from dkfm.plotting.estimator_display import display
 from dkfm.plotting.figures import certificates, components, novelty, save_picture, spectrum
-from dkfm.plotting.overview import display
 from dkfm.plotting.regions import contours, decision_regions
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, MissingExtraError
-from dkfm.plotting.data import group_by_label
+from dkfm.plotting.data import iter_label_masks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def ensure_axes(ax: "Axes | None") -> "Axes":
     return import_pyplot().figure(layout="constrained").add_subplot() if ax is None else ax
 
 
-def make_panels(count: int, ax: "Axes | Sequence[Axes] | None", inches: float = 2.6) -> "list[Axes]":
+def ensure_panel_axes(count: int, ax: "Axes | Sequence[Axes] | None", inches: float = 2.6) -> "list[Axes]":
     """Return a list of `count` axes: those of `ax`, or those of a new figure with up to four columns, in squares."""
     if ax is not None:
         axes = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
@@ -66,7 +66,7 @@ def scatter(ax: "Axes", points: Array, labels: npt.NDArray[np.generic] | None) -
     """Draw points (n, 2) in one colour for each label; more than 20 different labels get a colour bar."""
     values = np.empty(0) if labels is None else np.unique(labels)
     if len(values) <= _MAX_LEGEND_LABELS:
-        for code, (name, mask) in enumerate(group_by_label(labels, len(points))):
+        for code, (name, mask) in enumerate(iter_label_masks(labels, len(points))):
             colour = choose_label_color(code, len(values))
             ax.scatter(points[mask, 0], points[mask, 1], s=8, color=colour, label=name, alpha=0.8)
         return

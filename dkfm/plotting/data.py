@@ -40,7 +40,10 @@ def sample_for_plot(
     if labels is not None:
         require_length(labels, n, "labels")
     arrays = _load_rows([values] if labels is None else [values, labels], sample_row_numbers(n, most))
-    rows, row_labels = _require_finite(arrays[0], name), None if labels is None else _require_sortable(arrays[1])
+    rows, row_labels = (
+        _convert_to_finite_float64(arrays[0], name),
+        None if labels is None else _require_sortable(arrays[1]),
+    )
     return rows, row_labels, f"{most:,} of {n:,} rows, drawn at random" if n > most else ""
 
 
@@ -66,7 +69,7 @@ def _load_rows(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> li
 
 def read_matrix_shape(values: object, name: str) -> tuple[int, int]:
     """Return the shape (n, q) of an array; raise if it has no rows, no columns or not two dimensions."""
-    shape = _require_dense_shape(values, name)
+    shape = _read_dense_shape(values, name)
     if len(shape) != 2 or 0 in shape:
         raise InvalidInputError(f"{name} must have rows and columns, and its shape is {shape}.")
     return shape
@@ -76,11 +79,11 @@ def require_finite_vector(values: Values, name: str, least: int = 1) -> Array:
     """Return values (n,) as float64; raise unless they are finite and at least `least` in number."""
     if _read_vector_length(values, name) < least:
         raise InvalidInputError(f"{name} must have a value, and is empty.")
-    return _require_finite(_load_rows([values], None)[0], name)
+    return _convert_to_finite_float64(_load_rows([values], None)[0], name)
 
 
 def _read_vector_length(values: object, name: str) -> int:
-    shape = _require_dense_shape(values, name)
+    shape = _read_dense_shape(values, name)
     if len(shape) != 1:
         raise InvalidInputError(f"{name} must have one dimension, and its shape is {shape}.")
     return shape[0]
@@ -92,7 +95,7 @@ def require_length(labels: object, n: int, name: str) -> None:
         raise InvalidInputError(f"{name} must have a label for each of {n:,} rows, and has {count:,}.")
 
 
-def _require_dense_shape(values: object, name: str) -> tuple[int, ...]:
+def _read_dense_shape(values: object, name: str) -> tuple[int, ...]:
     """Return the shape of a dense array; raise if it is sparse, of unknown length, or no array."""
     if hasattr(values, "tocsr"):
         raise InvalidInputError(f"{name} must be a dense array to be drawn, and is sparse.")
@@ -109,7 +112,7 @@ def _require_dense_shape(values: object, name: str) -> tuple[int, ...]:
         raise InvalidInputError(f"{name} must be an array: {error}.") from None
 
 
-def _require_finite(values: npt.NDArray[np.generic], name: str) -> Array:
+def _convert_to_finite_float64(values: npt.NDArray[np.generic], name: str) -> Array:
     try:
         numbers = values.astype(np.float64) if values.dtype.kind in "biufO" else None
     except (TypeError, ValueError):
@@ -142,7 +145,7 @@ def concatenate_labels(
     return _require_sortable(np.concatenate([first, second]))
 
 
-def group_by_label(
+def iter_label_masks(
     labels: npt.NDArray[np.generic] | None, n: int
 ) -> Iterator[tuple[str | None, npt.NDArray[np.bool_]]]:
     """Yield each label as text with the mask (n,) of its rows; without labels, None with all rows."""
@@ -163,7 +166,7 @@ def escape_label(label: object) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def compute_plot_limits(rows: Array) -> tuple[Array, Array]:
+def compute_plot_corners(rows: Array) -> tuple[Array, Array]:
     """Return the lower and upper corner (2,) of the bounding box of rows (n, 2), with a margin of a tenth."""
     if rows.shape[1] != 2:
         raise InvalidInputError(f"A plane has two columns, and X has {rows.shape[1]}; choose two, or draw components.")

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm.core.frames import is_dask_collection, unwrap_container
+from dkfm.core.frames import convert_container, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap
@@ -28,7 +28,14 @@ from dkfm.plotting.axes import (
     scatter,
     write_note,
 )
-from dkfm.plotting.data import Labels, Values, group_by_label, read_matrix_shape, require_finite_vector, sample_for_plot
+from dkfm.plotting.data import (
+    Labels,
+    Values,
+    iter_label_masks,
+    read_matrix_shape,
+    require_finite_vector,
+    sample_for_plot,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,14 +156,14 @@ def components(
     >>> plotting.components(scores, np.where(X[:, 0] > 0, "right", "left"), pair=(0, 2)).get_ylabel()
     'component 3'
     """
-    scores, what = _read_scores(scores, X)
+    scores, what = _resolve_scores(scores, X)
     q = read_matrix_shape(scores, "scores")[1]
     rows, row_labels, note = sample_for_plot(scores, "scores", labels)
     first, second = _require_pair(pair, q)
     ax = ensure_axes(ax)
     if q == 1:
         edges = np.histogram_bin_edges(rows[:, 0], 40).tolist()
-        for name, mask in group_by_label(row_labels, len(rows)):
+        for name, mask in iter_label_masks(row_labels, len(rows)):
             ax.hist(rows[mask, 0], edges, alpha=0.6, label=name)
         ax.set(xlabel=f"{what} 1", ylabel="rows")
     else:
@@ -279,7 +286,7 @@ def novelty(
     'residual'
     """
     if estimator is not None:
-        quantity, score = _find_novelty_score(estimator)
+        quantity, score = _find_novelty_method(estimator)
         known, new = score(known), score(new)
     samples, notes = [], []
     for values, name in ((known, "known"), (new, "new")):
@@ -298,7 +305,7 @@ def novelty(
     return ax
 
 
-def _read_scores(scores: Values | BaseEstimator, X: Values | None) -> tuple[Values, str]:
+def _resolve_scores(scores: Values | BaseEstimator, X: Values | None) -> tuple[Values, str]:
     """Return scores, those of an estimator for rows X, and what a column of them is."""
     if not isinstance(scores, BaseEstimator):
         if X is not None:
@@ -311,7 +318,7 @@ def _read_scores(scores: Values | BaseEstimator, X: Values | None) -> tuple[Valu
     return scores.transform(X), "discriminant" if is_classifier(scores) else what
 
 
-def _find_novelty_score(estimator: BaseEstimator) -> tuple[str, Callable[[Values], Values]]:
+def _find_novelty_method(estimator: BaseEstimator) -> tuple[str, Callable[[Values], Values]]:
     """Return the name of the novelty score of an estimator, and the method that computes it."""
     check_is_fitted(estimator)
     for name in ("reconstruction_error", "residual"):
@@ -324,7 +331,7 @@ def _find_novelty_score(estimator: BaseEstimator) -> tuple[str, Callable[[Values
 
 def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     """Return points in the form that a map accepts; load only the rows of a dask array that a certificate samples."""
-    Z = unwrap_container(Z)  # type: ignore[assignment]  # the wrapped array
+    Z = convert_container(Z)  # type: ignore[assignment]  # the wrapped array
     if is_dask_collection(Z):
         Z = np.asarray(Z[certificate.sample_evenly(read_matrix_shape(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
     return feature_map._check_rows(Z, "Z")
@@ -347,7 +354,7 @@ def save_picture(ax: "Axes", path: Path) -> None:
 
 def require_replaceable_picture(path: Path) -> None:
     """Raise a StoreExistsError if a path holds a file that `save_picture` did not write."""
-    local.require_signature(path, _SIGNATURE, "picture")
+    local.require_replaceable_file(path, _SIGNATURE, "picture")
 
 
 def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array]:

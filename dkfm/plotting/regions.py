@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dkfm.core.frames import column_names, unwrap_container
+from dkfm.core.frames import column_names, convert_container
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.columns_between_models import require_fitted_columns, to_named_frame
 from dkfm.plotting.axes import (
     add_legend,
     choose_label_color,
     ensure_axes,
-    make_panels,
+    ensure_panel_axes,
     require_component,
     scatter,
     write_note,
@@ -20,7 +20,7 @@ from dkfm.plotting.axes import (
 from dkfm.plotting.data import (
     Labels,
     Values,
-    compute_plot_limits,
+    compute_plot_corners,
     concatenate_labels,
     escape_label,
     plane_grid,
@@ -86,9 +86,9 @@ def decision_regions(
     >>> plotting.decision_regions(KNeighborsClassifier().fit(X, y), X, y).get_title()
     'What KNeighborsClassifier predicts'
     """
-    X = _check_estimator_input(estimator, "predict", X)
+    X = _validate_plot_data(estimator, "predict", X)
     rows, row_labels, note = sample_for_plot(X, "X", labels)
-    horizontal, vertical, points = plane_grid(compute_plot_limits(rows))
+    horizontal, vertical, points = plane_grid(compute_plot_corners(rows))
     predicted = np.asarray(estimator.predict(to_named_frame(estimator, points)))
     if predicted.shape != (len(points),):
         raise InvalidInputError(
@@ -174,9 +174,9 @@ def contours(
     >>> [ax.get_title() for ax in axes]
     ['component 1', 'component 2', 'component 3']
     """
-    X = _check_estimator_input(estimator, "transform", X)
+    X = _validate_plot_data(estimator, "transform", X)
     rows, row_labels, note = sample_for_plot(X, "X", labels)
-    horizontal, vertical, points = plane_grid(compute_plot_limits(rows))
+    horizontal, vertical, points = plane_grid(compute_plot_corners(rows))
     values = np.asarray(estimator.transform(to_named_frame(estimator, points)))
     if values.ndim != 2 or len(values) != len(points):
         raise InvalidInputError(
@@ -190,7 +190,7 @@ def contours(
         raise InvalidInputError("contours draws one component or more, and numbers names none.")
     for number in requested:
         require_component(number, values.shape[1])
-    axes = make_panels(len(requested), ax)
+    axes = ensure_panel_axes(len(requested), ax)
     for number, panel in zip(requested, axes, strict=True):
         heights = values[:, number].reshape(len(vertical), len(horizontal))
         panel.contourf(horizontal, vertical, heights, 20, cmap="Greys", alpha=0.6)
@@ -201,10 +201,10 @@ def contours(
     return axes
 
 
-def _check_estimator_input(estimator: object, method: str, X: Values) -> Values:
+def _validate_plot_data(estimator: object, method: str, X: Values) -> Values:
     """Return the array or table in X; raise unless the estimator has the method and its columns have these names."""
     if not hasattr(estimator, method):
         raise InvalidInputError(f"The picture shows what {method} returns; {type(estimator).__name__} has no {method}.")
-    rows: Values = unwrap_container(X)  # type: ignore[assignment]  # the wrapped array
+    rows: Values = convert_container(X)  # type: ignore[assignment]  # the wrapped array
     require_fitted_columns(estimator, column_names(rows))
     return rows

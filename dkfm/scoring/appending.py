@@ -17,11 +17,11 @@ from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, Store
 from dkfm.files.change_detection import digest_file_stats
 from dkfm.scoring import completion, marker, output_store
 from dkfm.scoring.output_store import Output
-from dkfm.scoring.receipts import Journal, Receipt
+from dkfm.scoring.receipts import ChunkReceipt, Journal
 from dkfm.sources.base import Source
-from dkfm.sources.file_names import FileStat, StoredNames, read_file_stats, require_known_files, write_file_stats
+from dkfm.sources.input_file_journal import FileStat, StoredNames, find_new_files, read_file_stats, write_file_stats
 from dkfm.sources.parquet_file_list import TableFiles
-from dkfm.storage import zarr_schema
+from dkfm.storage import store_metadata
 
 _MAX_RESCORED_CHUNKS = 16
 """An output of at most as many rows as so many larger chunks have is scored again in such chunks."""
@@ -41,13 +41,13 @@ class FromFiles(Protocol):
     """A source that reads the files of a table one after the other."""
 
     @property
-    def table(self) -> TableFiles:
+    def table_files(self) -> TableFiles:
         """Files of the table."""
 
     def with_files(self, names: tuple[str, ...] | StoredNames) -> Self:
         """Return a source of some of the files, in the order of their names in `names`."""
 
-    def is_unchanged(self, current_stamp: str) -> bool:
+    def is_opening_valid(self, current_stamp: str) -> bool:
         """Return whether the files are still those that were opened, given a later `current_stamp`."""
 
 
@@ -57,9 +57,9 @@ class InputFiles:
 
     stats: tuple[FileStat, ...]
     """Name, size and time of change, or stamp, of each file, in the order of the rows."""
-    known: int | None = None
+    n_known: int | None = None
     """Number of the first files, which the existing output has scored; None if it did not note its files."""
-    known_state: str = ""
+    known_stamp: str = ""
     """State of these files; see `dkfm.files.change_detection`."""
 
     @property
@@ -70,10 +70,10 @@ class InputFiles:
     @property
     def has_new(self) -> bool:
         """Whether there are files that the existing output has not scored."""
-        return self.known is not None and self.known < len(self.stats)
+        return self.n_known is not None and self.n_known < len(self.stats)
 
 
-def choose_files(source: Source, existing: Output | None, append: bool) -> tuple[Source, InputFiles | None]:
+def order_input_files(source: Source, existing: Output | None, append: bool) -> tuple[Source, InputFiles | None]:
     """Return a source whose files are in the order in which an output scores them, and a list of these files.
 
     Parameters
@@ -92,7 +92,7 @@ def choose_files(source: Source, existing: Output | None, append: bool) -> tuple
     StoreExistsError
         `append` is set, and the output did not note its files.
     """
-    found = source.table.list_stats() if isinstance(source, FromFiles) else []
+    found = source.table_files.list_stats() if isinstance(source, FromFiles) else []
     if not isinstance(source, FromFiles) or found[0][0] == "":
         if append:
             raise InvalidInputError(
@@ -111,13 +111,13 @@ def choose_files(source: Source, existing: Output | None, append: bool) -> tuple
         return (source.with_files(files.names) if append else source), files
     names = tuple(name for name, _, _ in stored)
     if append:
-        stored = [*stored, *require_known_files(stored, found, source.name)]
+        stored = [*stored, *find_new_files(stored, found, source.name)]
     elif sorted(names) != [name for name, _, _ in found] or list(names) == sorted(names):
         return source, InputFiles(tuple(found), len(found))
-    known_state = replace(source.table, names=names).stamp(include_ctime=True)
-    files = InputFiles(tuple(stored), len(names), known_state)
+    known_stamp = replace(source.table_files, names=names).stamp(include_ctime=True)
+    files = InputFiles(tuple(stored), len(names), known_stamp)
     ordered = source.with_files(files.names)
-    if not ordered.is_unchanged(digest_file_stats(sorted(stored))):
+    if not ordered.is_opening_valid(digest_file_stats(sorted(stored))):
         raise InvalidInputError(f"{source.name} changed while it was opened; run the job again.")
     return ordered, files
 
@@ -130,7 +130,7 @@ def _read_stored(output: Output) -> list[FileStat] | None:
     DamagedStoreError
         They were not in the order of their names, and are lost.
     """
-    stored, order = read_file_stats(output.location, output.creation_id), output.settings.get(_ORDER)
+    stored, order = read_file_stats(output.output_location, output.creation_id), output.settings.get(_ORDER)
     if order is not None and (stored is None or _digest_order(stored) != order):
         raise DamagedStoreError(
             f"{output.root} has lost the order of the files of its input; replace it with overwrite=True (--overwrite)."
@@ -150,9 +150,9 @@ def may_enlarge_chunks(existing: Output, chunk_rows: int) -> bool:
     return existing.rows <= _MAX_RESCORED_CHUNKS * chunk_rows and chunk_rows >= _MIN_ENLARGEMENT * existing.chunk_rows
 
 
-def match_existing(
+def find_reusable_chunks(
     existing: Output, requested: Output, source: Source, files: InputFiles | None, state: str
-) -> tuple[list[Receipt], int]:
+) -> tuple[list[ChunkReceipt], int]:
     """Compare an existing output with the one that a job requests.
 
     Parameters
@@ -168,7 +168,7 @@ def match_existing(
 
     Returns
     -------
-    kept : list of Receipt
+    kept : list of ChunkReceipt
         Receipts of chunks that stay if rows are appended: those that are full.
     done : int
         Number of chunks that need not be scored.
@@ -195,8 +195,8 @@ def match_existing(
     )
     output_store.require_same_job(extended, requested)
     full = existing.rows // chunk_rows if chunk_rows == existing.chunk_rows else 0
-    known, is_finished = completion.load_receipts(existing, files.known_state)
-    if is_finished and marker.read_input_stamp(existing) not in ("", files.known_state):
+    known, is_finished = completion.load_receipts(existing, files.known_stamp)
+    if is_finished and marker.read_input_stamp(existing) not in ("", files.known_stamp):
         known = []
         warnings.warn(
             f"{source.name} was copied or written to since the chunks of {existing.root} were scored; they are scored "
@@ -212,9 +212,9 @@ def _describe_new_files(source: Source, existing: Output) -> str:
     """Return a hint that new files can be appended to an output; empty if they cannot."""
     if not isinstance(source, FromFiles):
         return ""
-    stored = read_file_stats(existing.location, existing.creation_id)
+    stored = read_file_stats(existing.output_location, existing.creation_id)
     try:
-        new = [] if stored is None else require_known_files(stored, source.table.list_stats(), source.name)
+        new = [] if stored is None else find_new_files(stored, source.table_files.list_stats(), source.name)
     except InvalidInputError:
         return ""
     if not new:
@@ -223,7 +223,9 @@ def _describe_new_files(source: Source, existing: Output) -> str:
     return f" ({are} new: append=True (--append) scores what is new alone)"
 
 
-def extend_output(existing: Output, requested: Output, kept: list[Receipt], files: InputFiles, state: str) -> Output:
+def extend_output(
+    existing: Output, requested: Output, kept: list[ChunkReceipt], files: InputFiles, state: str
+) -> Output:
     """Make an output one that has the rows of new files too, unfinished; return it with its new id.
 
     Parameters
@@ -232,7 +234,7 @@ def extend_output(existing: Output, requested: Output, kept: list[Receipt], file
         Output that scored the first files.
     requested : Output
         Output of all files.
-    kept : list of Receipt
+    kept : list of ChunkReceipt
         Receipts of chunks that stay.
     files : InputFiles
         All files.
@@ -254,9 +256,9 @@ def extend_output(existing: Output, requested: Output, kept: list[Receipt], file
     if current is not None and current.creation_id == extended.creation_id:
         return current
     output_store.require_not_replaced(existing.root, existing.creation_id)
-    former = [name for name in existing.location.list_files() if name.startswith(f"{zarr_schema.JOURNAL}/")]
-    write_file_stats(existing.location, extended.creation_id, files.stats)
-    for creation_id, of in ((existing.creation_id, files.known_state), (extended.creation_id, state)):
+    former = [name for name in existing.output_location.list_files() if name.startswith(f"{store_metadata.JOURNAL}/")]
+    write_file_stats(existing.output_location, extended.creation_id, files.stats)
+    for creation_id, of in ((existing.creation_id, files.known_stamp), (extended.creation_id, state)):
         _write_receipts(existing, kept, creation_id, of)
     completion.remove_marker(existing)
     if extended.chunk_rows != existing.chunk_rows:
@@ -264,13 +266,13 @@ def extend_output(existing: Output, requested: Output, kept: list[Receipt], file
     output_store.replace_description(extended)
     # What was noted for the former output stays for drivers that began with it.
     ids = existing.creation_id, extended.creation_id
-    existing.location.remove_files(name for name in former if not any(of in name for of in ids))
+    existing.output_location.remove_files(name for name in former if not any(of in name for of in ids))
     return extended
 
 
-def _write_receipts(output: Output, receipts: list[Receipt], creation_id: str, state: str) -> None:
+def _write_receipts(output: Output, receipts: list[ChunkReceipt], creation_id: str, state: str) -> None:
     """Write receipts to the journal of an output, for the given id of the output and state of its input."""
-    journal = Journal(output.location, uuid.uuid4().hex, creation_id, state)
+    journal = Journal(output.output_location, uuid.uuid4().hex, creation_id, state)
     for number, receipt in enumerate(receipts, 1):
         journal.add(receipt)
         if number % _RECEIPTS_PER_SEGMENT == 0:
@@ -278,12 +280,12 @@ def _write_receipts(output: Output, receipts: list[Receipt], creation_id: str, s
     journal.flush()
 
 
-def read_scored_order(source: Source, output: Output) -> Source:
+def restore_file_order(source: Source, output: Output) -> Source:
     """Return a source that reads its files in the order in which an output scored them, without those that are new."""
     if not isinstance(source, FromFiles):
         return source
     names = tuple(name for name, _, _ in _read_stored(output) or ())
-    found = [name for name, _, _ in source.table.list_stats()]
+    found = [name for name, _, _ in source.table_files.list_stats()]
     if not names or found in ([""], list(names)):
         return source
     if missing := set(names).difference(found):
@@ -291,8 +293,8 @@ def read_scored_order(source: Source, output: Output) -> Source:
     return source.with_files(names)
 
 
-def refer_to_stored_names(source: Source, output: Output) -> Source:
+def replace_names_by_reference(source: Source, output: Output) -> Source:
     """Return a source that reads the names of its files from an output, so that it stays small in every task."""
-    if not isinstance(source, FromFiles) or source.table.names is None:
+    if not isinstance(source, FromFiles) or source.table_files.names is None:
         return source
-    return replace(source, table=replace(source.table, names=StoredNames(output.root, output.creation_id)))  # type: ignore[type-var]  # a dataclass
+    return replace(source, table_files=replace(source.table_files, names=StoredNames(output.root, output.creation_id)))  # type: ignore[type-var]  # a dataclass

@@ -8,38 +8,38 @@ from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
 from dkfm.files.location import Location
 from dkfm.scoring import marker, output_store
 from dkfm.scoring import receipts as journal
-from dkfm.scoring.formats.chunk_writing import combine_summaries, read_chunk_files
+from dkfm.scoring.formats.chunk_files import combine_summaries, read_chunk_files
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
-from dkfm.scoring.receipts import Receipt
-from dkfm.storage import own_files, zarr_schema
+from dkfm.scoring.receipts import ChunkReceipt
+from dkfm.storage import own_files, store_metadata
 from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 
-def is_sound(output: Output, receipt: Receipt) -> bool:
+def is_sound(output: Output, receipt: ChunkReceipt) -> bool:
     """Read all files of a chunk, and return whether they are as a receipt says."""
     if not _is_of_output(output, receipt):
         return False
     contents = read_chunk_files(output.format, output.chunk(receipt.chunk))
-    expected = receipt.invalid_rows, receipt.crc32c, receipt.bytes
+    expected = receipt.invalid_rows, receipt.file_checksums, receipt.bytes
     return contents is not None and combine_summaries(contents) == expected
 
 
-def _is_of_output(output: Output, receipt: Receipt) -> bool:
+def _is_of_output(output: Output, receipt: ChunkReceipt) -> bool:
     """Return whether a receipt has the number, the rows and the files of a chunk of this output."""
     if receipt.chunk >= output.n_chunks:
         return False
     files = len(output.format.file_names(receipt.chunk))
-    return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.crc32c) == files
+    return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.file_checksums) == files
 
 
-def iter_journal_receipts(output: Output, input_stamp: str | None = None) -> Iterator[Receipt]:
+def iter_journal_receipts(output: Output, input_stamp: str | None = None) -> Iterator[ChunkReceipt]:
     """Yield the receipts in an output's journal; with `input_stamp`, only those of the input with that stamp."""
-    receipts = journal.read_receipts(output.location, output.creation_id, input_stamp)
+    receipts = journal.read_receipts(output.output_location, output.creation_id, input_stamp)
     return (receipt for receipt in receipts if _is_of_output(output, receipt))
 
 
-def load_receipts(output: Output, input_stamp: str) -> tuple[list[Receipt], bool]:
+def load_receipts(output: Output, input_stamp: str) -> tuple[list[ChunkReceipt], bool]:
     """Return the receipts in the marker of an output and True; without a valid marker, those in its journal and False.
 
     Receipts in the journal count only if they are of the input in its present state.
@@ -50,12 +50,16 @@ def load_receipts(output: Output, input_stamp: str) -> tuple[list[Receipt], bool
         return list(iter_journal_receipts(output, input_stamp)), False
 
 
-def find_chunks_to_score(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
+def find_chunks_to_score(output: Output, receipts: Mapping[int, ChunkReceipt]) -> list[int]:
     """Return the chunks without a receipt, or with lost or resized files; if none, those with other last bytes."""
-    location, file_names, trailer_bytes = output.location, output.format.file_names, output.format.trailer_bytes
-    sizes = location.file_sizes(name for number in receipts for name in file_names(number))
+    location, file_names, encode_trailer = (
+        output.output_location,
+        output.format.file_names,
+        output.format.encode_trailer,
+    )
+    sizes = location.find_file_sizes(name for number in receipts for name in file_names(number))
 
-    def has_size(receipt: Receipt) -> bool:
+    def has_size(receipt: ChunkReceipt) -> bool:
         return sum(sizes.get(name, 0) for name in file_names(receipt.chunk)) == receipt.bytes
 
     lost = [number for number in range(output.n_chunks) if not (number in receipts and has_size(receipts[number]))]
@@ -65,18 +69,18 @@ def find_chunks_to_score(output: Output, receipts: Mapping[int, Receipt]) -> lis
     return [
         number
         for number, receipt in receipts.items()
-        if [ends.get(name) for name in file_names(number)] != [*map(trailer_bytes, receipt.crc32c)]
+        if [ends.get(name) for name in file_names(number)] != [*map(encode_trailer, receipt.file_checksums)]
     ]
 
 
 def find_chunks_with_files(output: Output, numbers: Sequence[int]) -> set[int]:
     """Return those chunks of `numbers` that have any file."""
     file_names = output.format.file_names
-    sizes = output.location.file_sizes(name for number in numbers for name in file_names(number))
+    sizes = output.output_location.find_file_sizes(name for number in numbers for name in file_names(number))
     return {number for number in numbers if any(name in sizes for name in file_names(number))}
 
 
-def complete_output(output: Output, receipts: Mapping[int, Receipt], input_stamp: str = "") -> None:
+def complete_output(output: Output, receipts: Mapping[int, ChunkReceipt], input_stamp: str = "") -> None:
     """Check that readers will accept an output, and write its marker with all receipts and the stamp of the input.
 
     Raises
@@ -85,9 +89,9 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], input_stamp
         The output was removed or replaced, or contains a link or a file that does not belong to it.
     """
     output_store.require_not_replaced(output.root, output.creation_id)
-    output_store.ensure_arrays(output, output.location)
+    output_store.ensure_arrays(output, output.output_location)
     require_same_output_on_disk(output)
-    output.location.write_file(zarr_schema.MARKER, marker.encode_marker(output, receipts, input_stamp))
+    output.output_location.write_file(store_metadata.MARKER, marker.encode_marker(output, receipts, input_stamp))
 
 
 def require_same_output_on_disk(output: Output) -> None:
@@ -102,12 +106,12 @@ def require_same_output_on_disk(output: Output) -> None:
 
 def remove_marker(output: Output) -> None:
     """Remove the marker of an output, before any of its chunks is removed or replaced."""
-    output.location.remove_files([zarr_schema.MARKER])
+    output.output_location.remove_files([store_metadata.MARKER])
 
 
 def remove_chunks(output: Output, numbers: Sequence[int]) -> None:
     """Remove the files of some chunks, if they exist."""
-    output.location.remove_files(name for number in numbers for name in output.format.file_names(number))
+    output.output_location.remove_files(name for number in numbers for name in output.format.file_names(number))
 
 
 def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
@@ -122,7 +126,7 @@ def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
         There is no output, it is not finished, or a chunk is lost or cut short.
     """
     output = output_store.read_output(root, check_plain=False)
-    sizes = output.location.list_sizes()  # raises for what is no plain file
+    sizes = output.output_location.list_sizes()  # raises for what is no plain file
     receipts = marker.read_receipt_table(output)
     file_columns = list(zip(*map(output.format.file_names, range(output.n_chunks)), strict=True))
     _require_no_extra_names(output, set(sizes).difference(*file_columns))
@@ -136,7 +140,7 @@ def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
 def require_no_extra_files(output: Output) -> None:
     """Raise a DamagedStoreError if the output contains a file that belongs to no chunk."""
     expected = {name for number in range(output.n_chunks) for name in output.format.file_names(number)}
-    _require_no_extra_names(output, (name for name in output.location.list_files() if name not in expected))
+    _require_no_extra_names(output, (name for name in output.output_location.list_files() if name not in expected))
 
 
 def _require_no_extra_names(output: Output, names: Iterable[str]) -> None:
@@ -147,7 +151,7 @@ def _require_no_extra_names(output: Output, names: Iterable[str]) -> None:
         "form": output.settings.get("form"),
     }
     for name in names:
-        if own_files.find_foreign_name([name], own) or zarr_schema.is_chunk_name(name):
+        if own_files.find_foreign_name([name], own) or store_metadata.is_chunk_name(name):
             raise DamagedStoreError(
                 f"{output.root} has gained {name}, which is of none of its chunks; move it out of the output."
             )

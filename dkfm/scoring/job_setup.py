@@ -18,31 +18,31 @@ from dkfm.core import budget, chunking
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
-from dkfm.execution.dask_input import open_input
 from dkfm.execution.executors import Executor, open_executor
+from dkfm.execution.job_input import open_input
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import translate_write_errors
-from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_store_suffix
+from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_no_foreign_suffix
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
 from dkfm.scoring import appending, output_store, planning
 from dkfm.scoring.appending import InputFiles, may_enlarge_chunks
-from dkfm.scoring.formats.chunk_writing import OutputColumns
+from dkfm.scoring.formats.chunk_files import OutputColumns
 from dkfm.scoring.formats.id_array import choose_id_dtype, propose_parquet
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan, WriteCopies
-from dkfm.scoring.receipts import Receipt
+from dkfm.scoring.receipts import ChunkReceipt
 from dkfm.scoring.tasks import HasIds, SharedTaskArguments
 from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.npy import save_npy
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import CsrCopySource
-from dkfm.storage import csr, model_transfer
+from dkfm.storage import csr, remote_stores
 from dkfm.storage.model_store import Record, load_record
 from dkfm.storage.zarr_store import new_store
 
@@ -88,13 +88,13 @@ class JobRequest:
 class ScoringJob:
     """A scoring job that is ready to run."""
 
-    model: str
+    model_path: str
     """Path or URL of the model for workers."""
-    model_record: Record
+    loaded_model: Record
     """The model."""
     trusted: tuple[str, ...]
     """User functions that the kernel may import."""
-    keeps_model: bool
+    is_model_cacheable: bool
     """Whether this process keeps the prepared model for the next job with the same digest."""
     input_watch: Watch
     """Detects changes of the user's input."""
@@ -108,7 +108,7 @@ class ScoringJob:
     """Output at the destination that the job resumes, or to which it appends."""
     files: InputFiles | None
     """Files of a folder of Parquet."""
-    kept: list[Receipt]
+    kept_receipts: list[ChunkReceipt]
     """Receipts of the existing output's chunks that stay if files are appended to it."""
     overwrite: bool
     """Whether to replace what is at the destination."""
@@ -124,9 +124,10 @@ class ScoringJob:
         self, output: Output, requirements: WorkerRequirements | None = None
     ) -> SharedTaskArguments:
         """Return the arguments that the tasks of the job share."""
-        source = self.source.with_float32() if output.compute_dtype == "float32" else self.source
+        source = self.source.with_float32_preserved() if output.compute_dtype == "float32" else self.source
         return SharedTaskArguments(
-            *(self.model, self.model_record.digest, self.trusted, self.plan.streamed, source, self.plan.piece_rows),
+            *(self.model_path, self.loaded_model.digest, self.trusted),
+            *(self.plan.streamed, source, self.plan.piece_rows),
             *(output, str(output.settings["on_invalid"]), requirements),
         )
 
@@ -144,12 +145,12 @@ def open_job(
     if chunk_rows is not None:
         chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")
     target, client = locate(request.destination), find_client(client)
-    require_store_suffix(target, "output", allow_parquet=True)
+    require_no_foreign_suffix(target, "output", allow_parquet=True)
     if isinstance(model, Savable):
         trusted = serialization.function_paths(model.kernel_)
     else:
-        trusted = serialization.check_trusted(request.trusted)
-    with _saved_model(model) as path, open_executor(client) as executor, ExitStack() as stack:
+        trusted = serialization.validate_trusted_argument(request.trusted)
+    with _ensure_model_on_disk(model) as path, open_executor(client) as executor, ExitStack() as stack:
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _resolve_outputs(request.output, record.model), _input_columns(request, record)
         fitted = record.feature_names
@@ -160,9 +161,9 @@ def open_job(
         if isinstance(given, NamedColumns) and columns is None and fitted is None:
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
-        given, files = appending.choose_files(given, existing, request.append)
+        given, files = appending.order_input_files(given, existing, request.append)
         appends = files is not None and files.has_new
-        with change_detection.watch(given) as watch, _on_disk(given, client) as shared:
+        with change_detection.watch(given) as watch, _ensure_rows_on_disk(given, client) as shared:
             stamp = _read_unchanged_stamp(given)
             if existing is not None and chunk_rows is None and not appends:
                 chunk_rows = existing.chunk_rows
@@ -175,9 +176,9 @@ def open_job(
             remote = parse_remote(model)
             name = str(path) if remote is None else remote.redacted_url
             output = _build_output(target, name, record, names, given, stamp, plan, request)
-            kept: list[Receipt] = []
+            kept: list[ChunkReceipt] = []
             if existing is not None:
-                kept, done = appending.match_existing(existing, output, given, files, watch.stamp_with_ctime)
+                kept, done = appending.find_reusable_chunks(existing, output, given, files, watch.stamp_with_ctime)
                 plan = replace(plan, done=done)
             where = str(path) if remote is None else remote.url
             # A model of an estimator is in memory already; user functions and a store may change between jobs.
@@ -191,7 +192,7 @@ def open_job(
 def _read_unchanged_stamp(given: Source) -> str:
     """Return the stamp of the input; raise an InvalidInputError if it changed since it was opened."""
     stamp = given.stamp()
-    if not given.is_unchanged(stamp):
+    if not given.is_opening_valid(stamp):
         raise InvalidInputError(f"{given.name} changed since it was opened; run the job again.")
     return stamp
 
@@ -284,13 +285,13 @@ def _build_output(
             "id_column": request.id_column,
             "form": output_store.PARQUET if is_table else None,
             "chunk_rows": str(plan.chunk_rows),
-            **({} if is_table else _describe_ids(request.id_column, given, columns, target)),
+            **({} if is_table else _make_id_settings(request.id_column, given, columns, target)),
         },
         classes=record.classes,
     )
 
 
-def _describe_ids(
+def _make_id_settings(
     name: str | None, given: Source, columns: Sequence[OutputColumns], target: Location
 ) -> dict[str, str | None]:
     """Return the setting of a Zarr output with the data type of its ids; nothing if there are none."""
@@ -304,7 +305,7 @@ def _describe_ids(
         raise InvalidInputError(
             f"A Zarr output cannot keep ids as {name!r}, which {reason}; rename them, or {instead}."
         )
-    if (file := given.find_missing_ids()) is not None:
+    if (file := given.find_file_with_missing_ids()) is not None:
         raise InvalidInputError(f"Rows of {file} have no {name!r}; give each row an id, or {instead}.")
     return {"id_dtype": choose_id_dtype(name, given.read_ids(slice(0, 0)), target)}
 
@@ -331,16 +332,16 @@ def _choose_plan(
 
     On a cluster that is the memory of the smallest worker that can hold a task; smaller workers get none.
     """
-    plan = in_memory = planning.plan_in_memory(model, names, source, chunk_rows, threads, write_copies)
+    plan = in_memory = planning.plan_with_model_in_memory(model, names, source, chunk_rows, threads, write_copies)
     budgets: Mapping[str, Callable[[int], int]]
     if client is None:
         budgets = {"": partial(memory.task_budget, None, threads, needed=plan.task_bytes)}
     else:
-        budgets = memory.worker_task_budgets(client, plan.model_bytes)
+        budgets = memory.worker_task_budget_functions(client, plan.model_bytes)
     for worker, have in budgets.items():
         plan = in_memory
         if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
-            plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, write_copies)
+            plan = planning.plan_with_streamed_weights(model, names, source, have, chunk_rows, threads, write_copies)
         plan = replace(plan, have_bytes=have(plan.model_bytes), worker=worker)
         if plan.task_bytes <= plan.have_bytes:
             break
@@ -348,9 +349,9 @@ def _choose_plan(
 
 
 @contextmanager
-def _saved_model(model: "str | Path | Savable") -> Iterator[Path]:
+def _ensure_model_on_disk(model: "str | Path | Savable") -> Iterator[Path]:
     if isinstance(model, str | os.PathLike):
-        with model_transfer.open_model_folder(model) as path:
+        with remote_stores.open_model_folder(model) as path:
             yield path.absolute()
         return
     if not isinstance(model, Savable):
@@ -362,15 +363,15 @@ def _saved_model(model: "str | Path | Savable") -> Iterator[Path]:
         raise InvalidInputError(
             f"model must be a path or a fitted estimator of dkfm's, and is {type(model).__name__}{remedy}."
         )
-    with temporary_folders.temporary_folder(
-        "model", need=model.model_.stored_nbytes, what="The model for the tasks"
+    with temporary_folders.open_temporary_folder(
+        "model", need=model.model_.total_nbytes, what="The model for the tasks"
     ) as folder:
         copy(model).save(folder / "model")  # a copy: the estimator remembers where the user saved it
         yield folder / "model"
 
 
 @contextmanager
-def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
+def _ensure_rows_on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
     """Yield the rows; write those in memory to disk if the workers of a cluster must read them."""
     if client is None or not isinstance(rows, MemorySource):
         yield rows
@@ -378,7 +379,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
     array = rows.array
     parts = [array] if isinstance(array, np.ndarray) else [array.data, array.indices, array.indptr]
     need = sum(part.nbytes for part in parts)
-    with temporary_folders.temporary_folder("rows", need=need, what="The rows for the workers") as folder:
+    with temporary_folders.open_temporary_folder("rows", need=need, what="The rows for the workers") as folder:
         if isinstance(rows, FrameSource) and rows.id_column is not None:
             with translate_write_errors(folder):
                 rows.write_parquet(folder / "rows.parquet")
@@ -391,4 +392,5 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
             csr.write_csr(group, "rows", array)
-        yield CsrCopySource(folder / "rows.zarr", rows.shape, rows.mean_values_per_row, rows.max_run_nnz, "rows")
+        windows = rows.max_nnz_per_row_window
+        yield CsrCopySource(folder / "rows.zarr", rows.shape, rows.float64s_per_row, windows, "rows")

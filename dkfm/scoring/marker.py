@@ -13,8 +13,8 @@ import numpy.typing as npt
 from dkfm.errors import DamagedStoreError, IncompleteStoreError
 from dkfm.scoring import output_store
 from dkfm.scoring.output_store import Output
-from dkfm.scoring.receipts import MAX_NUMBER, Receipt
-from dkfm.storage import json_reading, zarr_schema
+from dkfm.scoring.receipts import MAX_NUMBER, ChunkReceipt
+from dkfm.storage import json_reading, store_metadata
 
 _MAX_MARKER_BYTES = 2**26
 """Largest marker that is read, in bytes."""
@@ -39,21 +39,25 @@ class ReceiptTable:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, number: int) -> Receipt:
+    def __getitem__(self, number: int) -> ChunkReceipt:
         rows, invalid, size = (int(column[number]) for column in (self.rows, self.invalid_rows, self.bytes))
-        return Receipt(number, rows, invalid, tuple(self.crc32c[number].tolist()), size)
+        return ChunkReceipt(number, rows, invalid, tuple(self.crc32c[number].tolist()), size)
 
-    def __iter__(self) -> Iterator[Receipt]:
+    def __iter__(self) -> Iterator[ChunkReceipt]:
         return map(self.__getitem__, range(len(self)))
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
         return "ReceiptTable", self.rows, self.crc32c, self.invalid_rows, self.bytes
 
 
-def encode_marker(output: Output, receipts: Mapping[int, Receipt], input_stamp: str) -> bytes:
+def encode_marker(output: Output, receipts: Mapping[int, ChunkReceipt], input_stamp: str) -> bytes:
     """Return the content of the marker of an output, with all receipts and the stamp of the input."""
     ordered = [receipts[number] for number in range(output.n_chunks)]
-    columns = [[getattr(receipt, name) for receipt in ordered] for name in _COLUMNS]
+    columns: list[list[Any]] = [
+        [receipt.file_checksums for receipt in ordered],
+        [receipt.invalid_rows for receipt in ordered],
+        [receipt.bytes for receipt in ordered],
+    ]
     content = {
         "sum": _compute_digest(output, columns),
         "input": input_stamp,
@@ -100,13 +104,13 @@ def read_input_stamp(output: Output) -> str:
 
 
 def _read_required_marker(output: Output) -> dict[str, object]:
-    opened = output.location.open_for_reading(zarr_schema.MARKER, _MAX_MARKER_BYTES)
+    opened = output.output_location.open_for_reading(store_metadata.MARKER, _MAX_MARKER_BYTES)
     if opened is None:
         raise IncompleteStoreError(
-            f"{output.root} has no {zarr_schema.MARKER} marker: the job did not finish; run the same command again."
+            f"{output.root} has no {store_metadata.MARKER} marker: the job did not finish; run the same command again."
         )
     with opened:
-        return json_reading.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{zarr_schema.MARKER}")
+        return json_reading.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{store_metadata.MARKER}")
 
 
 def _build_table(output: Output, checksums: list[list[int]], invalid: list[int], sizes: list[int]) -> ReceiptTable:

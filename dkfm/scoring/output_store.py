@@ -13,12 +13,12 @@ from typing import Any
 from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
-from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns
+from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns
 from dkfm.scoring.formats.id_array import DTYPES, MAX_TEXT_ROWS, IdArray
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
-from dkfm.sources.file_names import FileStat, write_file_stats
-from dkfm.storage import zarr_schema, zarr_store
+from dkfm.sources.input_file_journal import FileStat, write_file_stats
+from dkfm.storage import store_metadata, zarr_store
 from dkfm.storage.output_files import OutputLocation, output_at
 
 PARQUET = "parquet"
@@ -63,7 +63,7 @@ class Output:
     """Unique id, given when the output is created; an output that replaces this one has another."""
 
     @property
-    def location(self) -> OutputLocation:
+    def output_location(self) -> OutputLocation:
         """Location of the files."""
         return output_at(self.root)
 
@@ -71,8 +71,8 @@ class Output:
     def format(self) -> ParquetChunks | ZarrChunks:
         """Format of the chunks on disk."""
         if self.is_table:
-            return ParquetChunks(self.location, self.columns, self.settings.get("id_column"))
-        return ZarrChunks(self.location, self.columns, self.chunk_rows, self.ids)
+            return ParquetChunks(self.output_location, self.columns, self.settings.get("id_column"))
+        return ZarrChunks(self.output_location, self.columns, self.chunk_rows, self.ids)
 
     @property
     def ids(self) -> IdArray | None:
@@ -142,7 +142,7 @@ class Output:
 def create_output(output: Output, overwrite: bool, files: Sequence[FileStat] = ()) -> Output:
     """Create an output without chunks, and note the files of its input if there are any; return it with its new id."""
     output = replace(output, creation_id=uuid.uuid4().hex)
-    with output.location.create_output(*_encode_description(output), overwrite) as location:
+    with output.output_location.create_output(*_encode_description(output), overwrite) as location:
         ensure_arrays(output, location)
         write_file_stats(location, output.creation_id, files)
     return output
@@ -153,13 +153,13 @@ def replace_description(output: Output) -> None:
 
     If this stops between the two, `ensure_arrays` goes on.
     """
-    output.location.write_file(*_encode_description(output))
-    ensure_arrays(output, output.location)
+    output.output_location.write_file(*_encode_description(output))
+    ensure_arrays(output, output.output_location)
 
 
 def _encode_description(output: Output) -> tuple[str, bytes]:
     """Return the name and the content of the file that describes an output."""
-    names, version = sorted(output.array_layouts), zarr_schema.VERSIONS["scores"]
+    names, version = sorted(output.array_layouts), store_metadata.VERSIONS["scores"]
     own = {**describe_output(output), "kind": "scores", "version": version, "arrays": names}
     if output.is_table:
         own["form"] = PARQUET
@@ -167,8 +167,8 @@ def _encode_description(output: Output) -> tuple[str, bytes]:
     metadata: dict[str, object] = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
     if not output.is_table:
         arrays = {name: json.loads(_encode_array(name, layout)) for name, layout in output.array_layouts.items()}
-        metadata["consolidated_metadata"] = zarr_schema.consolidate(arrays)
-    return zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json", json.dumps(metadata).encode()
+        metadata["consolidated_metadata"] = store_metadata.make_consolidated_metadata(arrays)
+    return store_metadata.TABLE_ATTRIBUTES if output.is_table else "zarr.json", json.dumps(metadata).encode()
 
 
 def ensure_arrays(output: Output, location: OutputLocation) -> None:
@@ -179,7 +179,7 @@ def ensure_arrays(output: Output, location: OutputLocation) -> None:
     """
     for array, layout in output.array_layouts.items():
         name = f"{array}/zarr.json"
-        exists = name in location.file_sizes([name])
+        exists = name in location.find_file_sizes([name])
         if not exists or _read_layout(location, array) != layout:
             location.write_file(name, _encode_array(array, layout))
     for name in output.format.folder_names:
@@ -195,7 +195,7 @@ def _encode_array(name: str, layout: ArrayLayout) -> bytes:
 def _read_layout(location: OutputLocation, name: str) -> ArrayLayout | None:
     """Return the layout in the metadata of an array; in an unfinished output it may be an older one."""
     info = location.read_array_info(name)
-    return None if info is None else (info.shape, info.chunks, info.dtype)
+    return None if info is None else (info.shape, info.chunks, info.dtype_name)
 
 
 def describe_output(output: Output) -> dict[str, object]:
@@ -253,7 +253,7 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
         found = _read_layout(location, name)
         if found is None:
             continue  # creation at a URL stopped after the claim; `ensure_arrays` completes it
-        if found != layout and location.file_sizes([zarr_schema.MARKER]):
+        if found != layout and location.find_file_sizes([store_metadata.MARKER]):
             raise DamagedStoreError(f"The array {name} of {root} is not what its attributes tell.")
     return output
 
@@ -338,7 +338,11 @@ def require_same_job(existing: Output, requested: Output, hint: str = "") -> Non
     """Raise a StoreExistsError that names the difference, unless an existing output is of the requested job."""
     difference = existing.describe_difference(requested)
     if difference is not None:
-        state = "a complete output" if existing.location.file_sizes([zarr_schema.MARKER]) else "an unfinished output"
+        state = (
+            "a complete output"
+            if existing.output_location.find_file_sizes([store_metadata.MARKER])
+            else "an unfinished output"
+        )
         raise StoreExistsError(
             f"{existing.root} holds {state} of another job: {difference}{hint}; choose another path, or replace it "
             "with overwrite=True (--overwrite)."

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dkfm.core import budget, chunking
-from dkfm.core.rows import estimate_values_per_row
+from dkfm.core.rows import estimate_float64s_per_row
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.algebra import needs_float64_block
 from dkfm.numerics import links
@@ -148,7 +148,7 @@ class Plan:
         return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
 
 
-def plan_in_memory(
+def plan_with_model_in_memory(
     model: Model,
     outputs: Sequence[str],
     source: Source,
@@ -176,11 +176,11 @@ def plan_in_memory(
     chunk_rows = min(chunk_rows, rows)
     wide = max(max(head.width, head.n_columns) for head in heads)
     tile = chunking.choose_tile_rows(n, _dense_landmark_columns(model), wide, size)
-    piece_rows = chunking.choose_read_rows(chunk_rows, source.mean_values_per_row, source.chunk_rows, size)
+    piece_rows = chunking.choose_read_rows(chunk_rows, source.float64s_per_row, source.chunk_rows, size)
     return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, write_copies)
 
 
-def plan_streamed(
+def plan_with_streamed_weights(
     model: Model,
     outputs: Sequence[str],
     source: Source,
@@ -192,7 +192,7 @@ def plan_streamed(
     """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
 
     `available_bytes` is a function of the bytes that the tasks of a process share, and returns those of one task. The
-    other parameters are those of `plan_in_memory`.
+    other parameters are those of `plan_with_model_in_memory`.
     """
     heads = _select_heads(model, outputs, source)
 
@@ -206,7 +206,7 @@ def plan_streamed(
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     width = sum(head.width for head in heads)
-    return budget.score_row_seconds(model.landmarks.shape[0], source.mean_values_per_row, width, model.dtype.itemsize)
+    return budget.score_row_seconds(model.landmarks.shape[0], source.float64s_per_row, width, model.dtype.itemsize)
 
 
 def _choose_rows_for_streamed_weights(
@@ -215,9 +215,9 @@ def _choose_rows_for_streamed_weights(
     """Return the most rows of a task that fits into memory, aligned to the source; `plan_rows` plans such tasks."""
     rows, step = _MAX_STREAMED_ROWS, source.chunk_rows
     available = available_bytes(plan_rows(_MIN_STREAMED_ROWS).model_bytes)
-    while rows > _MIN_STREAMED_ROWS and plan_rows(chunking.align_to_chunks(rows, step)).task_bytes > available:
+    while rows > _MIN_STREAMED_ROWS and plan_rows(chunking.round_to_chunk_rows(rows, step)).task_bytes > available:
         rows = max(_MIN_STREAMED_ROWS, rows * 3 // 4)
-    return chunking.align_to_chunks(rows, step)
+    return chunking.round_to_chunk_rows(rows, step)
 
 
 def _select_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
@@ -275,7 +275,7 @@ def _plan(
         3 * size * max(0, source.max_size_in_float64s(tile_rows) - tile_rows * values)
     )  # one tile may have more values
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
-    landmark_values = estimate_values_per_row(model.landmarks)
+    landmark_values = estimate_float64s_per_row(model.landmarks)
     weight_values = model.n_head_elements - (model.n_stored_head_elements if streamed else 0)
     return Plan(
         rows=rows,
@@ -296,7 +296,7 @@ def _plan(
 def _estimate_read_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
     """Return the bytes that reading needs besides the rows: those that a process's tasks share, and those of a task."""
     step = source.chunk_rows
-    if not chunking.is_within_half_chunk(chunk_rows, step):
+    if not chunking.is_at_most_half_chunk(chunk_rows, step):
         return 0, source.read_overhead_bytes(chunking.count_tiles(piece_rows, step) + 1)
     # Tasks of a process share decoded chunks: the next chunk is decoded while the previous one is still cached.
     return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.read_overhead_bytes(1), 0

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dkfm.errors import DamagedStoreError
-from dkfm.storage import json_reading, zarr_schema
+from dkfm.storage import json_reading, store_metadata
 from dkfm.storage.output_files import OutputLocation
 
 _MIN_SEGMENT_INTERVAL = 0.05
@@ -33,7 +33,7 @@ MAX_NUMBER = 2**63
 
 
 @dataclass(frozen=True)
-class Receipt:
+class ChunkReceipt:
     """Record of a chunk that a task wrote and read back."""
 
     chunk: int
@@ -42,7 +42,7 @@ class Receipt:
     """Rows of the chunk."""
     invalid_rows: int
     """Rows that scored NaN, or have no class."""
-    crc32c: tuple[int, ...]
+    file_checksums: tuple[int, ...]
     """Checksum of each file."""
     bytes: int
     """Size of all files."""
@@ -54,7 +54,7 @@ class Receipt:
     """Whether the chunk existed already."""
 
     @classmethod
-    def from_json_values(cls, *values: Any) -> "Receipt":  # values of JSON
+    def from_json_values(cls, *values: Any) -> "ChunkReceipt":  # values of JSON
         """Return a receipt with values that were read from a file.
 
         Raises
@@ -63,10 +63,10 @@ class Receipt:
             A value has the wrong type or is out of range.
         """
         receipt = cls(*values)
-        numbers = receipt.chunk, receipt.rows, receipt.invalid_rows, receipt.bytes, *receipt.crc32c
+        numbers = receipt.chunk, receipt.rows, receipt.invalid_rows, receipt.bytes, *receipt.file_checksums
         if not all(type(number) is int and 0 <= number < MAX_NUMBER for number in numbers):
             raise ValueError("A receipt has numbers.")
-        if max(receipt.crc32c) >= 2**32 or receipt.invalid_rows > receipt.rows:
+        if max(receipt.file_checksums) >= 2**32 or receipt.invalid_rows > receipt.rows:
             raise ValueError("A receipt has checksums of 32 bits, and no more invalid rows than rows.")
         if type(receipt.seconds) not in (int, float) or not 0 <= receipt.seconds < math.inf:
             raise ValueError("A receipt has seconds.")
@@ -92,12 +92,12 @@ class Journal:
 
     def __init__(self, location: OutputLocation, run: str, creation_id: str = "", input_stamp: str = "") -> None:
         self._location, self._run, self._identity = location, run, (creation_id, input_stamp)
-        self._pending: list[Receipt] = []
+        self._pending: list[ChunkReceipt] = []
         self._segments = 0
         self._started = self._written = time.monotonic()
         self._write_seconds = 0.0
 
-    def add(self, receipt: Receipt) -> None:
+    def add(self, receipt: ChunkReceipt) -> None:
         """Add a receipt, and write the pending ones if it is time."""
         self._pending.append(receipt)
         self.flush_if_due()
@@ -125,21 +125,23 @@ def build_probe_segment() -> tuple[str, bytes]:
     return _build_segment(uuid.uuid4().hex, 0, [], "", "")
 
 
-def _build_segment(run: str, number: int, receipts: Iterable[Receipt], output: str, stamp: str) -> tuple[str, bytes]:
+def _build_segment(
+    run: str, number: int, receipts: Iterable[ChunkReceipt], output: str, stamp: str
+) -> tuple[str, bytes]:
     """Return the name and the JSON content of a segment, which is not written here."""
     rows = json.dumps([list(asdict(receipt).values()) for receipt in receipts])
     content = {
-        "crc32c": json_reading.compute_crc32c(output, stamp, rows),
+        "crc32c": json_reading.compute_text_crc32c(output, stamp, rows),
         "output": output,
         "input": stamp,
         "receipts": rows,
     }
-    return f"{zarr_schema.JOURNAL}/{run}-{number:06d}.json", json.dumps(content).encode()
+    return f"{store_metadata.JOURNAL}/{run}-{number:06d}.json", json.dumps(content).encode()
 
 
 def read_receipts(
     location: OutputLocation, creation_id: str | None = None, input_stamp: str | None = None
-) -> Iterator[Receipt]:
+) -> Iterator[ChunkReceipt]:
     """Yield the receipts in all segments of a journal; a chunk may have changed since its receipt was written.
 
     Parameters
@@ -153,16 +155,16 @@ def read_receipts(
 
     Yields
     ------
-    Receipt
+    ChunkReceipt
         Receipts, several of them perhaps of the same chunk.
     """
     for name in sorted(location.list_files()):
         folder, _, segment = name.partition("/")
-        if folder == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(segment):
+        if folder == store_metadata.JOURNAL and store_metadata.is_journal_segment_name(segment):
             yield from _read_segment(location, name, creation_id, input_stamp)
 
 
-def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> Iterable[Receipt]:
+def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> Iterable[ChunkReceipt]:
     """Return the receipts of one segment, if its output and its input are those wanted, or any where that is None."""
     opened = location.open_for_reading(name, json_reading.MAX_JSON)
     if opened is None:
@@ -171,13 +173,13 @@ def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> I
         with opened:
             content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
         found_id, found_stamp, text = (str(content[key]) for key in ("output", "input", "receipts"))
-        is_sound = json_reading.compute_crc32c(found_id, found_stamp, text) == content["crc32c"]
+        is_sound = json_reading.compute_text_crc32c(found_id, found_stamp, text) == content["crc32c"]
         is_requested = all(want in (None, found) for want, found in zip(wanted, (found_id, found_stamp), strict=True))
         return [_parse_receipt(row) for row in json.loads(text)] if is_sound and is_requested else []
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
         return []
 
 
-def _parse_receipt(row: list[Any]) -> Receipt:
+def _parse_receipt(row: list[Any]) -> ChunkReceipt:
     chunk, rows, invalid, crc32c, *others = row
-    return Receipt.from_json_values(chunk, rows, invalid, tuple(crc32c), *others)
+    return ChunkReceipt.from_json_values(chunk, rows, invalid, tuple(crc32c), *others)

@@ -9,7 +9,7 @@ from dkfm.errors import ClusterError, PartialOutputError
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.scoring.job_setup import ScoringJob
 from dkfm.scoring.output_store import Output
-from dkfm.scoring.receipts import Receipt
+from dkfm.scoring.receipts import ChunkReceipt
 
 _MAX_SLOWEST = 5
 """Number of slow chunks in a report."""
@@ -89,8 +89,8 @@ class ScoreReport:
 
 def make_report(
     output: Output,
-    receipts: Mapping[int, Receipt],
-    new: Mapping[int, Receipt],
+    receipts: Mapping[int, ChunkReceipt],
+    new: Mapping[int, ChunkReceipt],
     seconds: float,
     retries: int,
     duplicates: int,
@@ -126,13 +126,13 @@ def require_no_fatal_chunks(output: Output, fatal: Sequence[int]) -> None:
         )
 
 
-def log_look(job: ScoringJob, output: Output, chunks: int) -> None:
+def log_chunk_check(job: ScoringJob, output: Output, chunks: int) -> None:
     """Log how many existing chunks of an output are read and checked."""
     place = describe_place(job.executor)
     log_stage("look", f"{chunks:,} chunks of {output.root} read and checked on {place}", chunks=chunks)
 
 
-def log_scoring(job: ScoringJob, output: Output, chunks: int) -> None:
+def log_scoring_start(job: ScoringJob, output: Output, chunks: int) -> None:
     """Log how many chunks are scored, of what and where."""
     plan = replace(job.plan, done=job.plan.chunks - chunks)
     log_stage(

@@ -32,12 +32,12 @@ from dkfm.scoring import appending, completion, marker, output_store
 from dkfm.scoring.job_setup import JobRequest, Savable, ScoringJob, open_job
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
-from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
-from dkfm.scoring.report import ScoreReport, log_look, log_scoring, make_report, require_no_fatal_chunks
+from dkfm.scoring.receipts import ChunkReceipt, Journal, build_probe_segment
+from dkfm.scoring.report import ScoreReport, log_chunk_check, log_scoring_start, make_report, require_no_fatal_chunks
 from dkfm.scoring.tasks import find_sound_receipts, measure_row_seconds, score_chunk
 from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
-from dkfm.sources.file_names import write_file_stats
+from dkfm.sources.input_file_journal import write_file_stats
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -144,10 +144,10 @@ def _open_or_create_output(job: ScoringJob) -> Output | None:
     """Return the existing output of a job, or create it; return None if another process has just created it."""
     existing, files = job.existing_output, job.files
     if existing is not None and files is not None and job.appends:
-        return appending.extend_output(existing, job.output, job.kept, files, job.input_watch.stamp_with_ctime)
+        return appending.extend_output(existing, job.output, job.kept_receipts, files, job.input_watch.stamp_with_ctime)
     if existing is not None:
-        if files is not None and files.known is None:
-            write_file_stats(existing.location, existing.creation_id, files.stats)
+        if files is not None and files.n_known is None:
+            write_file_stats(existing.output_location, existing.creation_id, files.stats)
         return existing
     try:
         return output_store.create_output(job.output, job.overwrite, () if files is None else files.stats)
@@ -201,7 +201,7 @@ def plan_score(
 
 def _measure_row_seconds(job: ScoringJob) -> float:
     """Return the seconds of one thread for one row, as a task of the job measures them where it runs."""
-    work, measured, digest = job.make_task_arguments(job.output), list[float](), job.model_record.digest
+    work, measured, digest = job.make_task_arguments(job.output), list[float](), job.loaded_model.digest
     keeps = job.executor.client is not None or holds_model(digest)
     run_tasks(job.executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
     if not keeps:
@@ -212,7 +212,7 @@ def _measure_row_seconds(job: ScoringJob) -> float:
 def _make_worker_requirements(job: ScoringJob, probe_name: str, probe_content: bytes) -> WorkerRequirements:
     """Return what a job needs of its workers; `probe_name` is empty if the probe file does not exist yet."""
     return WorkerRequirements(
-        location=job.output.location,
+        location=job.output.output_location,
         probe=probe_name,
         probe_text=probe_content,
         versions=worker_checks.local_versions(tables=job.output.is_table or isinstance(job.source, NamedColumns)),
@@ -220,7 +220,7 @@ def _make_worker_requirements(job: ScoringJob, probe_name: str, probe_content: b
         shared_bytes=job.plan.model_bytes,
         source=job.source,
         stamp=job.source.stamp(),
-        model_path=job.model if parse_remote(job.model) is None else "",
+        model_path=job.model_path if parse_remote(job.model_path) is None else "",
     )
 
 
@@ -229,10 +229,10 @@ class _JobRun:
 
     def __init__(self, job: ScoringJob, output: Output, stall: float, progress: bool) -> None:
         if job.executor.client is not None:
-            job = replace(job, source=appending.refer_to_stored_names(job.source, output))
+            job = replace(job, source=appending.replace_names_by_reference(job.source, output))
         self._job, self._output, self._stall, self._progress = job, output, stall, progress
-        self._receipts: dict[int, Receipt] = {}
-        self._new: dict[int, Receipt] = {}
+        self._receipts: dict[int, ChunkReceipt] = {}
+        self._new: dict[int, ChunkReceipt] = {}
         self._retries = self._duplicates = 0
         self._requirements: WorkerRequirements | None = None
         self._unverified: set[int] = set()
@@ -243,7 +243,7 @@ class _JobRun:
         job, output = self._job, self._output
         start = time.perf_counter()
         try:
-            with self._check_workers(output):
+            with self._check_workers_during_run(output):
                 if job.existing_output is None or not self._verify_existing_output(output):
                     self._score_and_complete(output)
         except UnfitWorkerError:
@@ -251,8 +251,8 @@ class _JobRun:
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
         finally:
-            if not job.keeps_model:
-                remove_model(job.model_record.digest)
+            if not job.is_model_cacheable:
+                remove_model(job.loaded_model.digest)
             shrink_to_free_memory()
             chunk_cache.clear_chunks()
             csr_npz.clear_unpacked()
@@ -261,7 +261,7 @@ class _JobRun:
         )
 
     @contextmanager
-    def _check_workers(self, output: Output) -> Iterator[None]:
+    def _check_workers_during_run(self, output: Output) -> Iterator[None]:
         """Check the workers of a cluster; workers that join later check themselves in their first task."""
         job = self._job
         if job.executor.client is None:
@@ -269,20 +269,20 @@ class _JobRun:
             return
         probe, text = build_probe_segment()
         self._requirements = _make_worker_requirements(job, probe, text)
-        with worker_checks.check_workers_with_probe(job.executor, self._requirements):
+        with worker_checks.exclude_unfit_with_probe(job.executor, self._requirements):
             yield
 
     def _score_and_complete(self, output: Output) -> None:
         """Score the missing chunks and write the marker; repeat if chunks were removed meanwhile."""
         watch = self._job.input_watch
-        new_journal = Journal(output.location, uuid.uuid4().hex, output.creation_id, watch.stamp_with_ctime)
+        new_journal = Journal(output.output_location, uuid.uuid4().hex, output.creation_id, watch.stamp_with_ctime)
         for _ in range(_MAX_ROUNDS):
             self._score_missing_chunks(output, new_journal)
             watch.require_same("scored", "run it again, and all chunks are scored anew")
             completion.complete_output(output, self._receipts, watch.stamp_with_ctime)
             lost = completion.find_chunks_to_score(output, self._receipts)
             if not lost:
-                output.location.remove_partial_files()
+                output.output_location.remove_partial_files()
                 return
             completion.remove_marker(output)
         raise DamagedStoreError(f"Chunk {lost[0]} of {output.root} is lost again and again; who else writes there?")
@@ -293,10 +293,10 @@ class _JobRun:
         Chunks with files but no receipt are noted as unverified. Nothing but the marker of a damaged output is removed:
         another driver may be writing the same output.
         """
-        output.location.remove_partial_files(local.ABANDONED_SECONDS)
+        output.output_location.remove_partial_files(local.ABANDONED_SECONDS)
         if not output.is_table:
-            output_store.ensure_arrays(output, output.location)
-        checked: set[Receipt] = set()
+            output_store.ensure_arrays(output, output.output_location)
+        checked: set[ChunkReceipt] = set()
         known, complete = completion.load_receipts(output, self._job.input_watch.stamp_with_ctime)
         while new := set(known) - checked:  # another driver may add receipts meanwhile
             self._keep_sound_receipts(output, new)
@@ -328,16 +328,16 @@ class _JobRun:
                 stacklevel=4,
             )
 
-    def _keep_sound_receipts(self, output: Output, receipts: Collection[Receipt]) -> None:
+    def _keep_sound_receipts(self, output: Output, receipts: Collection[ChunkReceipt]) -> None:
         """Read chunks in tasks, and keep the receipts that are true in `_receipts`."""
-        groups: dict[int, list[Receipt]] = {}
+        groups: dict[int, list[ChunkReceipt]] = {}
         for receipt in receipts:
             groups.setdefault(receipt.chunk // _CHUNKS_PER_CHECK, []).append(receipt)
 
-        def keep(sound: list[Receipt]) -> None:
+        def keep(sound: list[ChunkReceipt]) -> None:
             self._receipts.update({receipt.chunk: receipt for receipt in sound})
 
-        log_look(self._job, output, len(receipts))
+        log_chunk_check(self._job, output, len(receipts))
         tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
             *(self._job.executor, "dkfm-look", find_sound_receipts, tasks, len(groups), self._progress, keep),
@@ -357,7 +357,7 @@ class _JobRun:
                     completion.remove_chunks(output, lost)
                 tally = self._run_tasks(output, left, new_journal)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
-                require_no_fatal_chunks(output, [left[number] for number in tally.fatal_tasks])
+                require_no_fatal_chunks(output, [left[number] for number in tally.fatal_task_numbers])
         except BaseException:
             with suppress(StoreError):  # the first error matters more
                 new_journal.flush()
@@ -370,13 +370,13 @@ class _JobRun:
     def _run_tasks(self, output: Output, chunk_numbers: list[int], new_journal: Journal) -> Tally:
         job = self._job
 
-        def done(receipt: Receipt) -> None:
+        def done(receipt: ChunkReceipt) -> None:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
             new_journal.add(receipt)
 
         work = job.make_task_arguments(output, self._requirements)
         unverified_work = replace(work, distrusts_existing_files=True)
-        log_scoring(job, output, len(chunk_numbers))
+        log_scoring_start(job, output, len(chunk_numbers))
         tasks = ((unverified_work if number in self._unverified else work, number) for number in chunk_numbers)
         return run_tasks(
             *(job.executor, "dkfm-score", score_chunk, tasks, len(chunk_numbers), self._progress, done),

@@ -15,12 +15,12 @@ from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate
 from dkfm.scoring import completion, output_store
-from dkfm.scoring.formats.chunk_writing import compute_checksum_and_size
-from dkfm.scoring.formats.parquet_chunks import ParquetChunks, fill_nulls
+from dkfm.scoring.formats.chunk_files import compute_checksum_and_size
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks, to_numpy_filling_nulls
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
-from dkfm.scoring.receipts import Receipt
+from dkfm.scoring.receipts import ChunkReceipt
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -124,7 +124,7 @@ def _make_scores_array(output: Output, receipts: ReceiptTable, name: str | None)
     return ScoresArray(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
 
 
-def read_scores(output: Output, receipts: ReceiptTable, name: str, rows: slice) -> Array:
+def read_score_rows(output: Output, receipts: ReceiptTable, name: str, rows: slice) -> Array:
     """Read some rows (n, width) of one output of the model."""
     if not output.is_table:
         return _make_scores_array(output, receipts, name)[rows, :]
@@ -156,17 +156,17 @@ def _lazy_frame(output: Output, receipts: ReceiptTable, name: str | None) -> "dd
     return frame
 
 
-def _read_frame(receipt: Receipt, output: Output) -> "pd.DataFrame":
+def _read_frame(receipt: ChunkReceipt, output: Output) -> "pd.DataFrame":
     rows = output.chunk_slice(receipt.chunk)
     table = _read_table(output, receipt)
     for columns in output.columns:  # pandas would make floats of integers with nulls
         for name in columns.names if columns.dtype == "int64" else []:
-            table = table.set_column(table.column_names.index(name), name, [fill_nulls(table.column(name))])
+            table = table.set_column(table.column_names.index(name), name, [to_numpy_filling_nulls(table.column(name))])
     frame: pd.DataFrame = table.to_pandas()
     return frame.set_axis(range(rows.start, rows.stop), axis=0)
 
 
-def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
+def _read_table(output: Output, receipt: ChunkReceipt) -> "pa.Table":
     """Verify the size and checksum of a chunk's file, and read its table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -175,12 +175,12 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
     chunk_format = output.format
     assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
     lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
-    opened = output.location.open_for_reading(chunk_format.file_names(receipt.chunk)[0], receipt.bytes)
+    opened = output.output_location.open_for_reading(chunk_format.file_names(receipt.chunk)[0], receipt.bytes)
     if opened is None:
         raise DamagedStoreError(f"{lost}.")
     try:
         with opened:
-            if compute_checksum_and_size(opened) != (receipt.crc32c[0], receipt.bytes):
+            if compute_checksum_and_size(opened) != (receipt.file_checksums[0], receipt.bytes):
                 raise DamagedStoreError(f"{lost}.")
             opened.seek(0)
             with pq.ParquetFile(opened) as table:
@@ -240,11 +240,13 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
 _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]
 
 
-def _make_zarr_block_reader(output: Output, receipts: ReceiptTable, name: str | None) -> Callable[[Receipt], _Block]:
+def _make_zarr_block_reader(
+    output: Output, receipts: ReceiptTable, name: str | None
+) -> Callable[[ChunkReceipt], _Block]:
     """Return a function that reads the chunk of a receipt from a Zarr store: its scores, and its row numbers or ids."""
     chunks = _make_scores_array(output, receipts, name)
 
-    def read(receipt: Receipt) -> _Block:
+    def read(receipt: ChunkReceipt) -> _Block:
         rows = output.chunk_slice(receipt.chunk)
         numbers = np.arange(rows.start, rows.stop) if output.ids is None else _read_ids(output, receipt)
         return chunks[rows, :], numbers
@@ -252,25 +254,25 @@ def _make_zarr_block_reader(output: Output, receipts: ReceiptTable, name: str | 
     return read
 
 
-def _read_ids(output: Output, receipt: Receipt) -> npt.NDArray[np.generic]:
+def _read_ids(output: Output, receipt: ChunkReceipt) -> npt.NDArray[np.generic]:
     """Return the ids of a chunk of a Zarr store."""
     chunk_format = output.format
     assert isinstance(chunk_format, ZarrChunks)  # noqa: S101  # for the type checker
-    ids = chunk_format.read_ids(output.chunk(receipt.chunk), receipt.crc32c[-1], receipt.bytes)
+    ids = chunk_format.read_ids(output.chunk(receipt.chunk), receipt.file_checksums[-1], receipt.bytes)
     if ids is None:
         raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written.")
     return ids
 
 
-def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[Receipt], _Block]:
+def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[ChunkReceipt], _Block]:
     """Return a function that reads the chunk of a receipt from Parquet: its scores, and its row numbers or ids."""
     columns = {columns.output: columns for columns in output.columns}
     selected = columns[_resolve_output_name(output, name)]
     ids = output.settings.get("id_column")
 
-    def read(receipt: Receipt) -> _Block:
+    def read(receipt: ChunkReceipt) -> _Block:
         table, rows = _read_table(output, receipt), output.chunk_slice(receipt.chunk)
-        block = np.column_stack([fill_nulls(table.column(column)) for column in selected.names])
+        block = np.column_stack([to_numpy_filling_nulls(table.column(column)) for column in selected.names])
         return block, np.arange(rows.start, rows.stop) if ids is None else table.column(ids).to_numpy()
 
     return read

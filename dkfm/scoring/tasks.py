@@ -17,14 +17,14 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import worker_address
 from dkfm.execution.model_cache import get_saved_scorer
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import completion, output_store
-from dkfm.scoring.formats.chunk_writing import Piece, combine_summaries, write_chunk_files
-from dkfm.scoring.formats.id_array import convert_ids, propose_parquet
+from dkfm.scoring.formats.chunk_files import Piece, combine_summaries, write_chunk_files
+from dkfm.scoring.formats.id_array import propose_parquet, try_convert_ids
 from dkfm.scoring.output_store import Output
-from dkfm.scoring.receipts import Receipt
+from dkfm.scoring.receipts import ChunkReceipt
 from dkfm.sources.base import Source
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class HasIds(Protocol):
     def read_ids(self, rows: slice) -> "pa.Array":
         """Return the ids of a slice of rows."""
 
-    def find_missing_ids(self) -> str | None:
+    def find_file_with_missing_ids(self) -> str | None:
         """Return the name of a file that says of itself that rows have no ids; None if none does."""
 
 
@@ -54,7 +54,7 @@ class HasIds(Protocol):
 class SharedTaskArguments:
     """Arguments that the tasks of a job share."""
 
-    model: str
+    model_path: str
     """Path or URL of the model."""
     model_digest: str
     """Digest of the model."""
@@ -76,11 +76,11 @@ class SharedTaskArguments:
     """Whether existing files of a chunk may hold other scores."""
 
 
-def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
+def score_chunk(work: SharedTaskArguments, number: int) -> ChunkReceipt:
     """Score the rows of one chunk, write it, and return its receipt."""
     start, output, chunk = time.perf_counter(), work.output, work.output.chunk(number)
-    check_this_worker(work.requirements)
-    scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
+    require_fit_worker(work.requirements)
+    scorer = get_saved_scorer(work.model_path, work.model_digest, work.trusted, work.streamed)
     require_current = partial(output_store.require_not_replaced, output.root, output.creation_id)
     with single_blas_thread(scorer.may_call_scipy_blas):
         parts = _piece_slices(work, output.chunk_slice(number))
@@ -92,7 +92,7 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
             require_current,
             work.distrusts_existing_files,
         )
-    return Receipt(
+    return ChunkReceipt(
         number,
         chunk.rows,
         *combine_summaries(contents),
@@ -104,7 +104,7 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
 
 def measure_row_seconds(work: SharedTaskArguments) -> float:
     """Read and score some rows of a job without writing them; return the seconds for one row on one thread."""
-    scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
+    scorer = get_saved_scorer(work.model_path, work.model_digest, work.trusted, work.streamed)
     names, piece = [columns.output for columns in work.output.columns], min(work.piece_rows, work.output.rows)
     start = time.perf_counter()
     Z = work.source.read(slice(0, piece))
@@ -143,7 +143,7 @@ def _read_rows_and_ids(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, p
         return source.read(rows), None
     ids = source.read_ids(rows)
     if array is not None:
-        ids, fault = convert_ids(ids, array)
+        ids, fault = try_convert_ids(ids, array)
         if fault is not None:
             file, row = source.locate_row(rows.start + fault[0])
             instead = propose_parquet(work.output.root)
@@ -160,7 +160,7 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     if zero_nonfinite_rows(Z)[0].all():
         return
     bad = np.concatenate([part.start + np.flatnonzero(~zero_nonfinite_rows(source.read(part))[0]) for part in parts])
-    (file, rows), contain = _describe_invalid_rows(source, bad)
+    (file, rows), contain = _build_message_parts(source, bad)
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
         '(on_invalid="nan", --on-invalid nan, scores such rows NaN).'
@@ -172,7 +172,7 @@ def _score_or_raise(scorer: Scorer, names: list[str], Z: Rows, source: Source, f
     scores = scorer.score_heads(names, Z)
     bad = np.flatnonzero(~_finite_rows(scores.values()))
     if len(bad):
-        (file, rows), contain = _describe_invalid_rows(source, bad + first)
+        (file, rows), contain = _build_message_parts(source, bad + first)
         raise KernelError(
             f"{rows.capitalize()} of {file} overflow{'s' if contain == 'contains' else ''} {scorer.model.kernel!r}: "
             f"the {', '.join(names)} are not finite."
@@ -197,7 +197,7 @@ def _finite_rows(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
     return finite
 
 
-def _describe_invalid_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
+def _build_message_parts(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
     """Return the parts of a sentence about bad rows: the file of the first, the rows in it, and "contain(s)"."""
     locations = [source.locate_row(int(row)) for row in bad[:_MAX_NAMED_ROWS]]
     file = locations[0][0]
@@ -208,11 +208,11 @@ def _describe_invalid_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[t
 
 
 def find_sound_receipts(
-    output: Output, receipts: Sequence[Receipt], requirements: WorkerRequirements | None = None
-) -> list[Receipt]:
+    output: Output, receipts: Sequence[ChunkReceipt], requirements: WorkerRequirements | None = None
+) -> list[ChunkReceipt]:
     """Read some chunks; return the receipts that are true, at most one for each chunk."""
-    check_this_worker(requirements)
-    sound: dict[int, Receipt] = {}
+    require_fit_worker(requirements)
+    sound: dict[int, ChunkReceipt] = {}
     for receipt in receipts:
         if receipt.chunk not in sound and completion.is_sound(output, receipt):
             sound[receipt.chunk] = receipt

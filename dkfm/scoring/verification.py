@@ -21,12 +21,12 @@ from dkfm.numerics.model import Model
 from dkfm.scoring import appending, completion, marker, output_store
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
-from dkfm.scoring.receipts import Receipt
-from dkfm.scoring.score_readers import read_scores
+from dkfm.scoring.receipts import ChunkReceipt
+from dkfm.scoring.score_readers import read_score_rows
 from dkfm.scoring.tasks import find_sound_receipts
 from dkfm.sources.base import Source
 from dkfm.sources.opening import open_source
-from dkfm.storage import model_transfer
+from dkfm.storage import remote_stores
 from dkfm.storage.model_store import Record, load_record
 
 _SAMPLED_SLICES = 40
@@ -110,13 +110,13 @@ def verify_scores(
     if against is None:
         return ScoresVerification(output.rows, output.n_chunks, 0, 0.0)
     sample = chunking.require_count(sample, "sample")
-    with model_transfer.open_model_folder(_model_path(output) if model is None else model) as folder:
+    with remote_stores.open_model_folder(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
-    source, loaded = _open_matching_input(against, output, record), record.model
+    source, loaded = _open_input_of_same_shape(against, output, record), record.model
     slices = _spread_slices(output.rows, sample)
     _log_sample(source, loaded, output, slices)
     with change_detection.watch(source) as watch:
-        worst = max(_require_small_error(output, receipts, loaded, source, rows) for rows in slices)
+        worst = max(_compute_max_error_ratio(output, receipts, loaded, source, rows) for rows in slices)
         watch.require_same("compared", "verify again")
     return ScoresVerification(output.rows, output.n_chunks, sum(rows.stop - rows.start for rows in slices), worst)
 
@@ -134,7 +134,7 @@ def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -
     completion.require_no_extra_files(output)
     sound: set[int] = set()
 
-    def add(checked: list[Receipt]) -> None:
+    def add(checked: list[ChunkReceipt]) -> None:
         sound.update(receipt.chunk for receipt in checked)
 
     with open_executor(None) as executor:
@@ -150,10 +150,10 @@ def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -
         )
 
 
-def _open_matching_input(against: object, output: Output, record: Record) -> Source:
+def _open_input_of_same_shape(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
     fitted = record.feature_names if columns is None else json.loads(columns)
-    source = appending.read_scored_order(open_source(against, "against", fitted_columns=fitted), output)
+    source = appending.restore_file_order(open_source(against, "against", fitted_columns=fitted), output)
     if source.shape[0] != output.rows:
         raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
     if source.shape[1] != record.model.n_features_in:
@@ -176,16 +176,18 @@ def _log_sample(source: Source, model: Model, output: Output, slices: list[slice
     """Log how many rows are scored again."""
     rows, n = sum(part.stop - part.start for part in slices), model.landmarks.shape[0]
     width = sum(columns.width for columns in output.columns)
-    seconds = rows * budget.score_row_seconds(n, source.mean_values_per_row, width)
+    seconds = rows * budget.score_row_seconds(n, source.float64s_per_row, width)
     log_stage("verify", f"{rows:,} rows of {source.name} scored again in this process", seconds=seconds, sampled=rows)
 
 
-def _require_small_error(output: Output, receipts: ReceiptTable, model: Model, source: Source, rows: slice) -> float:
+def _compute_max_error_ratio(
+    output: Output, receipts: ReceiptTable, model: Model, source: Source, rows: slice
+) -> float:
     """Return the largest error of some rows, as a share of the allowed one; raise a CertificateError above 1."""
     Z, worst = source.read(rows), 0.0
     valid, clean = zero_nonfinite_rows(Z)
     for columns in output.columns:
-        scores = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
+        scores = np.asarray(read_score_rows(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             expected, allowed = reference_scores.compute_scores_and_tolerances(model, columns.output, as_float64(clean))
             lost = ~(valid & links.find_valid_rows(expected))

@@ -39,7 +39,7 @@ class Source(Protocol):
         """Rows that are always read together, however few are requested; 1 if any rows can be read alone."""
 
     @property
-    def mean_values_per_row(self) -> int:
+    def float64s_per_row(self) -> int:
         """Average memory of a row, in float64 values; less than the number of columns if rows are sparse."""
 
     def max_size_in_float64s(self, rows: int) -> int:
@@ -48,11 +48,11 @@ class Source(Protocol):
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes that reading rows of `chunks` chunks needs temporarily, in addition to the rows."""
 
-    def with_float32(self) -> "Source":
+    def with_float32_preserved(self) -> "Source":
         """Return a source that reads float32 rows as float32, for a model that would round them anyway."""
 
     def read(self, rows: slice) -> Rows:
-        """Return some rows as float64, not checked for NaN; after `with_float32`, stored float32 stays float32."""
+        """Return some rows as float64, unchecked; stored float32 stays so after `with_float32_preserved`."""
 
     def stamp(self) -> str:
         """Return a digest that changes when the rows change: of names, sizes and times, or of values in memory."""
@@ -60,7 +60,7 @@ class Source(Protocol):
     def stamp_with_ctime(self) -> str:
         """Return a digest that changes when anything is written to the rows, even if times of change are set back."""
 
-    def is_unchanged(self, current_stamp: str) -> bool:
+    def is_opening_valid(self, current_stamp: str) -> bool:
         """Return whether the rows are still those that were opened, given a later `current_stamp`."""
 
     def locate_row(self, row: int) -> tuple[str, int]:
@@ -114,7 +114,7 @@ class DenseRows(_Located):
     """Whether float32 rows are read as float32."""
 
     @property
-    def mean_values_per_row(self) -> int:
+    def float64s_per_row(self) -> int:
         """Number of columns."""
         return self.shape[1]
 
@@ -122,7 +122,7 @@ class DenseRows(_Located):
         """Return the memory of `rows` rows, in float64 values."""
         return rows * self.shape[1]
 
-    def with_float32(self) -> Self:
+    def with_float32_preserved(self) -> Self:
         """Return a source that reads float32 rows as float32."""
         return replace(self, keep_float32=True)
 
@@ -131,16 +131,16 @@ class DenseRows(_Located):
 class CsrRows(_Located):
     """CSR rows of one file or store."""
 
-    mean_values_per_row: int
-    max_run_nnz: tuple[int, ...]
+    float64s_per_row: int
+    max_nnz_per_row_window: tuple[int, ...]
     """Largest numbers of stored values in 1, 2, 4, .. consecutive rows."""
     chunk_rows = 1
 
     def max_size_in_float64s(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return csr.max_csr_size_in_float64s(self.max_run_nnz, rows)
+        return csr.max_csr_size_in_float64s(self.max_nnz_per_row_window, rows)
 
-    def with_float32(self) -> Self:
+    def with_float32_preserved(self) -> Self:
         """Return the source itself: sparse rows are always float64."""
         return self
 

@@ -37,7 +37,7 @@ class WrittenBlock:
     """
 
     rows: int = 0
-    columns: int = 0
+    n_columns: int = 0
     digest: str = ""
     id_type: str = ""
 
@@ -50,7 +50,7 @@ class BlockRows(DenseRows):
     """Name in messages."""
     first_rows: tuple[int, ...]
     """First row of each block, and at the end the number of all rows."""
-    content: str
+    content_digest: str
     """Digest of all values and ids, which identifies the input when it is computed again."""
 
     @property
@@ -60,29 +60,29 @@ class BlockRows(DenseRows):
 
     def stamp(self) -> str:
         """Return the digest of all values; raise an InvalidInputError where the folder is not seen."""
-        if not (cast("Path", self.location) / block_name(self._first_block)).is_file():
+        if not (cast("Path", self.location) / block_name(self._first_nonempty_block)).is_file():
             raise InvalidInputError(f"There is no {self.location}, where the rows of {self.name} are.")
-        return self.content
+        return self.content_digest
 
     def stamp_with_ctime(self) -> str:
         """Return the digest of all values: only this job writes the folder."""
-        return self.content
+        return self.content_digest
 
-    def is_unchanged(self, current_stamp: str) -> bool:
+    def is_opening_valid(self, current_stamp: str) -> bool:
         """Return True: only this job writes the folder."""
         return True
 
     def read(self, rows: slice) -> Array:
         """Return some rows."""
         parts = [
-            NpySource.open(cast("Path", self.location) / block_name(number)).with_float32().read(part)
+            NpySource.open(cast("Path", self.location) / block_name(number)).with_float32_preserved().read(part)
             for number, part in self._split(rows)
         ]
         values = parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, self.shape[1]), np.float32), *parts])
         return values if self.keep_float32 else values.astype(np.float64, copy=False)
 
     @property
-    def _first_block(self) -> int:
+    def _first_nonempty_block(self) -> int:
         """Number of the first block that has rows."""
         return int(np.searchsorted(self.first_rows, 0, side="right")) - 1
 
@@ -113,12 +113,12 @@ class FrameBlockRows(BlockRows):
         if self.id_column is None:
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         parts = []
-        for number, part in self._split(rows) or [(self._first_block, slice(0))]:  # no ids have a type too
+        for number, part in self._split(rows) or [(self._first_nonempty_block, slice(0))]:  # no ids have a type too
             with open_plain(cast("Path", self.location) / _ids_name(number)) as file:
                 parts.append(pa.ipc.open_stream(file).read_all().column(0).combine_chunks()[part])
         return pa.concat_arrays(parts)
 
-    def find_missing_ids(self) -> None:
+    def find_file_with_missing_ids(self) -> None:
         """Return None: tasks find them."""
 
 
@@ -138,7 +138,7 @@ def write_block(
         raise InvalidInputError(f"There is no {folder} on this worker; name a folder that all workers see in TMPDIR.")
     if len(getattr(block, "shape", ())) == 2 and block.shape[0] == 0:  # type: ignore[attr-defined]  # it has a shape
         return WrittenBlock()
-    rows, ids = _read_block(block, name, columns, id_column)
+    rows, ids = _extract_rows_and_ids(block, name, columns, id_column)
     digest = hashlib.sha256(f"{rows.shape} {rows.dtype}".encode())
     digest.update(np.ascontiguousarray(rows).data)
     with _new_file(Path(folder) / block_name(number)) as path:
@@ -152,7 +152,7 @@ def write_block(
     return WrittenBlock(rows.shape[0], rows.shape[1], digest.hexdigest(), str(ids.type))
 
 
-def _read_block(
+def _extract_rows_and_ids(
     block: object, name: str, columns: Sequence[str] | None, id_column: str | None
 ) -> "tuple[Array, pa.Array | None]":
     """Return the dense rows of a block, and their ids if there are any."""

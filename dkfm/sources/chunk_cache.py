@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import is_within_half_chunk
+from dkfm.core.chunking import is_at_most_half_chunk
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 
@@ -39,7 +39,7 @@ def read_rows_caching_chunks(
     key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]
 ) -> Array:
     """Return some rows; if chunks are at least twice as large, decode and cache whole chunks under `key`."""
-    if rows.stop <= rows.start or not is_within_half_chunk(rows.stop - rows.start, chunk_rows):
+    if rows.stop <= rows.start or not is_at_most_half_chunk(rows.stop - rows.start, chunk_rows):
         return read(rows)
     parts = []
     for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):
@@ -52,9 +52,9 @@ def read_rows_caching_chunks(
 def read_cached_part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
     """Return a copy of some rows of a chunk; decode the chunk if it is not cached."""
     # Copied before another thread may decode a chunk; a view would keep the chunk alive.
-    return _chunks.apply(lambda chunk: chunk[rows].copy(), key, decode)
+    return _chunks.call_with_value(lambda chunk: chunk[rows].copy(), key, decode)
 
 
 def clear_chunks() -> None:
     """Clear the cache at the end of a job."""
-    _chunks.remove()
+    _chunks.remove_matching()

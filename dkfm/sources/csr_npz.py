@@ -25,7 +25,7 @@ from dkfm.core.rows import Sparse
 from dkfm.errors import DkfmError, InvalidInputError, extract_reason
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files import location as locations
-from dkfm.files.local import BoundedReader
+from dkfm.files.local import ReadSizeLimitedReader
 from dkfm.files.location import Location, is_remote, open_unbuffered, read_size_and_stamp
 from dkfm.sources.base import CsrRows
 from dkfm.storage import csr
@@ -85,7 +85,9 @@ class NpzSource(CsrRows):
         """
         with _open_stamped_archive(location) as (archive, stamp):
             shape, (data, _, indptr) = _read_csr_headers(archive, location)
-            runs = _validate_indptr(_read_buffers(archive, indptr, location), indptr, data.shape[0], location)
+            runs = _check_indptr_and_count_nnz(
+                _read_buffers(archive, indptr, location), indptr, data.shape[0], location
+            )
         return cls(location, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
 
     def stamp(self) -> str:
@@ -96,7 +98,7 @@ class NpzSource(CsrRows):
         """Return a digest that also includes the time of status change; on an object store the stamp."""
         return _stamp(self.location, include_ctime=True)
 
-    def is_unchanged(self, current_stamp: str) -> bool:
+    def is_opening_valid(self, current_stamp: str) -> bool:
         """Return whether `current_stamp` is that of the file when it was opened."""
         return current_stamp == self.opened_stamp
 
@@ -119,7 +121,7 @@ class NpzSource(CsrRows):
     def _load_arrays(self) -> tuple[_Values, ...]:
         """Return the unpacked arrays; unpack them if they are not cached in this process."""
         _require_same(self.location, self.opened_stamp)
-        return _unpacked.get((self.location, self.opened_stamp), self._unpack)
+        return _unpacked.get_or_compute((self.location, self.opened_stamp), self._unpack)
 
     def _unpack(self) -> tuple[_Values, ...]:
         with _open_stamped_archive(self.location) as (archive, stamp):
@@ -137,7 +139,7 @@ class NpzSource(CsrRows):
 
 def clear_unpacked() -> None:
     """Clear the cache of unpacked arrays; their disk space is free when their last reader is done."""
-    _unpacked.remove()
+    _unpacked.remove_matching()
 
 
 def _stamp(path: Location, *, include_ctime: bool = False) -> str:
@@ -160,7 +162,7 @@ def _open_stamped_archive(path: Location) -> Iterator[tuple[zipfile.ZipFile, str
     stamp = _stamp(path)
     try:
         raw = open_unbuffered(path)
-        with BoundedReader(raw, _MAX_READ_BYTES) as file, zipfile.ZipFile(file) as archive:
+        with ReadSizeLimitedReader(raw, _MAX_READ_BYTES) as file, zipfile.ZipFile(file) as archive:
             yield archive, stamp
     except DkfmError:
         raise
@@ -197,7 +199,9 @@ def _read_csr_headers(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[i
     return (rows, columns), headers
 
 
-def _validate_indptr(buffers: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
+def _check_indptr_and_count_nnz(
+    buffers: Iterable[bytes], header: _Header, stored: int, path: Location
+) -> tuple[int, ...]:
     """Check the row pointers `indptr`; return the largest numbers of values in 1, 2, 4, .. consecutive rows."""
     pointers = csr.PointerCheck(stored)
     try:

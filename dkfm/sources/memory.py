@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import check_column_names, format_names, require_unique_names, select_columns
-from dkfm.core.rows import Rows, as_float64, as_rows_allow_nonfinite, estimate_values_per_row
+from dkfm.core.frames import format_names, require_unique_names, select_columns, validate_columns_argument
+from dkfm.core.rows import Rows, as_float64, as_rows_allow_nonfinite, estimate_float64s_per_row
 from dkfm.errors import InvalidInputError, MissingExtraError, extract_reason
 from dkfm.storage import csr
-from dkfm.storage.zarr_store import view_bytes
+from dkfm.storage.zarr_store import view_as_uint8
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,25 +38,25 @@ class MemorySource:
         return (self.array.shape[0], self.array.shape[1])
 
     @property
-    def mean_values_per_row(self) -> int:
+    def float64s_per_row(self) -> int:
         """Average memory of a row, in float64 values."""
-        return estimate_values_per_row(self.array)
+        return estimate_float64s_per_row(self.array)
 
     @property
-    def max_run_nnz(self) -> tuple[int, ...]:
+    def max_nnz_per_row_window(self) -> tuple[int, ...]:
         """Largest numbers of stored values in 1, 2, 4, .. consecutive CSR rows; empty if rows are dense."""
         return () if isinstance(self.array, np.ndarray) else csr.max_nnz_per_row_window(self.array)
 
     def max_size_in_float64s(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        max_nnz = self.max_run_nnz
+        max_nnz = self.max_nnz_per_row_window
         return csr.max_csr_size_in_float64s(max_nnz, rows) if max_nnz else rows * self.shape[1]
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory already."""
         return 0
 
-    def with_float32(self) -> Self:
+    def with_float32_preserved(self) -> Self:
         """Return the source itself: rows keep the dtype of the array."""
         return self
 
@@ -74,7 +74,7 @@ class MemorySource:
         """Return the stamp, which changes when values are written to."""
         return self.stamp()
 
-    def is_unchanged(self, current_stamp: str) -> bool:  # nothing is cached when an array is opened
+    def is_opening_valid(self, current_stamp: str) -> bool:  # nothing is cached when an array is opened
         """Return True: the source is the array itself."""
         return True
 
@@ -99,7 +99,7 @@ class FrameSource(MemorySource):
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         return self.ids[rows]
 
-    def find_missing_ids(self) -> str | None:
+    def find_file_with_missing_ids(self) -> str | None:
         """Return the name of the data frame if a row has no id."""
         return self.name if self.ids is not None and self.ids.null_count else None
 
@@ -131,7 +131,7 @@ def open_frame(
     if id_column is not None and id_column not in frame_columns and _index_name(frame) == id_column:
         frame, frame_columns = frame.reset_index(), (id_column, *frame_columns)  # type: ignore[attr-defined]  # of pandas
     require_unique_names(frame_columns, f"{name} has")
-    requested = check_column_names(columns)
+    requested = validate_columns_argument(columns)
     selected = tuple(column for column in frame_columns if column != id_column) if requested is None else requested
     for required, use in ((selected, ""), (() if id_column is None else (id_column,), " for ids")):
         if absent := [column for column in required if column not in frame_columns]:
@@ -173,7 +173,7 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
     try:
         import pyarrow as pa
 
-        from dkfm.sources.parquet_footers import decode_ids, require_ids
+        from dkfm.sources.parquet_footers import dictionary_decode_ids, require_ids
     except ImportError as error:
         raise MissingExtraError("Ids need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
     chosen = select_columns(frame, [column])
@@ -186,7 +186,7 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
         cause = extract_reason(error)
         raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {cause}.") from None
     dtype = require_ids(table.schema, table.schema, column, name)
-    parts = [decode_ids(part) for part in table.column(column).chunks]
+    parts = [dictionary_decode_ids(part) for part in table.column(column).chunks]
     return pa.concat_arrays(parts) if table.num_rows else pa.array([], dtype)
 
 
@@ -194,7 +194,7 @@ def _checksum_values(values: npt.NDArray[np.generic]) -> int:
     """Return the CRC-32C of values in C order, whatever their memory order, without a full copy."""
     checksum = 0
     for part in row_slices(len(values), max(1, _CHECKSUM_VALUES * len(values) // max(1, values.size))):
-        checksum = google_crc32c.extend(checksum, view_bytes(np.ascontiguousarray(values[part])))
+        checksum = google_crc32c.extend(checksum, view_as_uint8(np.ascontiguousarray(values[part])))
     return checksum
 
 

@@ -94,7 +94,7 @@ class NpySource(DenseRows):
         require_real_matrix(header.shape, header.dtype, str(path))
         return cls(path, (header.shape[0], header.shape[1]))
 
-    def is_unchanged(self, current_stamp: str) -> bool:  # only the shape was kept
+    def is_opening_valid(self, current_stamp: str) -> bool:  # only the shape was kept
         """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
@@ -125,7 +125,7 @@ class NpySource(DenseRows):
 class RemoteNpySource(DenseRows):
     """Rows of a .npy file on an object store; each read is one request."""
 
-    dtype: str
+    dtype_str: str
     offset: int
     """Offset of the values in the file, in bytes."""
 
@@ -142,9 +142,9 @@ class RemoteNpySource(DenseRows):
                 f"{remote} is stored by columns (Fortran order), so that no row can be read alone; "
                 "save numpy.ascontiguousarray(X) instead."
             )
-        return cls(remote, (header.shape[0], header.shape[1]), dtype=header.dtype.str, offset=header.offset)
+        return cls(remote, (header.shape[0], header.shape[1]), dtype_str=header.dtype.str, offset=header.offset)
 
-    def is_unchanged(self, current_stamp: str) -> bool:  # only the header was kept
+    def is_opening_valid(self, current_stamp: str) -> bool:  # only the header was kept
         """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
@@ -154,7 +154,7 @@ class RemoteNpySource(DenseRows):
 
     @property
     def _row_bytes(self) -> int:
-        return self.shape[1] * np.dtype(self.dtype).itemsize
+        return self.shape[1] * np.dtype(self.dtype_str).itemsize
 
     def read(self, rows: slice) -> Array:
         """Return some rows; raise an InvalidInputError if the file was truncated."""
@@ -163,7 +163,7 @@ class RemoteNpySource(DenseRows):
         data = remote.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
         if len(data) != (stop - start) * self._row_bytes:
             raise InvalidInputError(f"Rows {start} to {stop} of {remote} cannot be read: the file was cut short.")
-        return chunk_cache.as_float(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.keep_float32)
+        return chunk_cache.as_float(np.frombuffer(data, self.dtype_str).reshape(-1, self.shape[1]), self.keep_float32)
 
 
 def load_npy(path: str | Path) -> npt.NDArray[np.generic]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import zarr
 
-from dkfm.core.frames import column_names, has_range_columns, is_dask_collection, unwrap_container
+from dkfm.core.frames import column_names, convert_container, has_range_columns, is_dask_collection
 from dkfm.core.rows import as_float64, as_rows_allow_nonfinite
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.files.location import Location, locate
@@ -71,7 +71,7 @@ def open_source(
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
         _require_no_columns(name, columns, id_column)
         return open_zarr(Path(data.store.root) / data.path)
-    return _open_memory(unwrap_container(data), name, requested, columns, id_column, fitted_columns)
+    return _open_memory(convert_container(data), name, requested, columns, id_column, fitted_columns)
 
 
 def _open_location(
@@ -104,7 +104,7 @@ def _open_memory(
     names = column_names(data, name)
     if names is not None:
         return open_frame(data, names, name, requested, id_column)
-    _warn_of_unnamed_columns(data, name, fitted)
+    _warn_of_nonstring_columns(data, name, fitted)
     _require_no_columns(name, columns, id_column)
     return MemorySource(as_float64(as_rows_allow_nonfinite(data, name)), name)
 
@@ -149,7 +149,7 @@ def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: 
         )
 
 
-def _warn_of_unnamed_columns(frame: object, name: str, fitted: Sequence[str] | None) -> None:
+def _warn_of_nonstring_columns(frame: object, name: str, fitted: Sequence[str] | None) -> None:
     """Warn if columns of a data frame are not named by text: they are not matched, so their order may be wrong."""
     if not has_range_columns(frame) or (fitted is not None and hasattr(frame, "columns")):
         message = (

@@ -15,16 +15,16 @@ from itertools import groupby
 import numpy as np
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import check_column_names
+from dkfm.core.frames import validate_columns_argument
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.files.location import Location
 from dkfm.sources import chunk_cache, parquet_footers
 from dkfm.sources.base import DenseRows
-from dkfm.sources.file_names import StoredNames
+from dkfm.sources.input_file_journal import StoredNames
 from dkfm.sources.parquet_file_list import TableFiles
-from dkfm.sources.parquet_footers import Footers, compute, pa, pq, types
+from dkfm.sources.parquet_footers import TableLayout, compute, pa, pq, types
 
 _BATCH_VALUES = 2**22
 """Values of a batch that Arrow decodes at a time."""
@@ -53,8 +53,8 @@ _IDS_BYTES = 2**24
 _ID_BYTES = 512
 """Part of this limit for each row."""
 
-_cached_footers: LruCache[Footers] = LruCache(3)
-"""Footers of at most four tables."""
+_cached_layouts: LruCache[TableLayout] = LruCache(3)
+"""TableLayout of at most four tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class ParquetSource(DenseRows):
     the rows of a group are decoded together.
     """
 
-    table: TableFiles
+    table_files: TableFiles
     """Files of the table."""
     opened_stamp: str
     """Stamp of the files when they were opened."""
-    column_indices: tuple[int, ...] | range | None
+    first_file_column_indices: tuple[int, ...] | range | None
     """Indices of the columns in the first file; None for the default columns."""
     id_column: str | None = None
-    opening_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
+    cache_token: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     """Random id of this opening, a key of cached chunks: chunks cached for an earlier opening may be outdated."""
 
     @classmethod
@@ -99,61 +99,64 @@ class ParquetSource(DenseRows):
             A file is not a Parquet file, a column is missing or does not contain numbers, or there are no rows.
         """
         table = location if isinstance(location, TableFiles) else TableFiles.parse(location)
-        stamp, footers = parquet_footers.read_footers(table, check_column_names(columns), id_column)
-        largest_group = int(np.diff(footers.first_rows).max())
-        _cached_footers.get((table, stamp, footers.column_indices, id_column), lambda: footers)
+        stamp, layout = parquet_footers.read_layout_with_stamp(table, validate_columns_argument(columns), id_column)
+        largest_group = int(np.diff(layout.first_rows).max())
+        _cached_layouts.get_or_compute((table, stamp, layout.first_file_column_indices, id_column), lambda: layout)
         return cls(
             table.location,
-            (int(footers.first_rows[-1]), len(footers.columns)),
+            (int(layout.first_rows[-1]), len(layout.columns)),
             largest_group,
-            table=table,
+            table_files=table,
             opened_stamp=stamp,
-            column_indices=footers.column_indices,
+            first_file_column_indices=layout.first_file_column_indices,
             id_column=id_column,
         )
 
     def with_files(self, names: tuple[str, ...] | StoredNames) -> "ParquetSource":
         """Return a source of some of the files, in the order of their names in `names`."""
-        table = replace(self.table, names=names)
-        columns = None if self.column_indices is None else self.columns
+        table = replace(self.table_files, names=names)
+        columns = None if self.first_file_column_indices is None else self.columns
         return replace(ParquetSource.open(table, columns, self.id_column), keep_float32=self.keep_float32)
 
     @property
     def name(self) -> str:
         """Path or pattern, or URL without credentials."""
-        return str(self.table)
+        return str(self.table_files)
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes that Arrow holds of one row group and of footers, whatever the number of chunks."""
         rows = min(self.chunk_rows, self.shape[0])
-        return _ARROW_COPIES * 8 * rows * min(_pass_columns(rows), self.shape[1]) + self._footers.footer_bytes
+        return (
+            _ARROW_COPIES * 8 * rows * min(_count_columns_per_pass(rows), self.shape[1])
+            + self._layout.footer_cache_bytes
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that are read."""
-        return self._footers.columns
+        return self._layout.columns
 
     def stamp(self) -> str:
         """Return a digest of the names, sizes, and times of change or ETags of the files."""
-        return self.table.stamp()
+        return self.table_files.stamp()
 
     def stamp_with_ctime(self) -> str:
         """Return a digest of the files that includes times of status change; on an object store the stamp."""
-        return self.table.stamp(include_ctime=True)
+        return self.table_files.stamp(include_ctime=True)
 
-    def is_unchanged(self, current_stamp: str) -> bool:
+    def is_opening_valid(self, current_stamp: str) -> bool:
         """Return whether `current_stamp` is that of the files when they were opened."""
         return current_stamp == self.opened_stamp
 
     def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the file that contains a row, and the row number in that file."""
-        table = self._footers
+        table = self._layout
         group = table.find_group(row)
         return str(table.group_file(group)), row - table.file_first_row(group)
 
     def read(self, rows: slice) -> Array:
         """Return some rows; cache a row group that is read in part."""
-        table = self._footers
+        table = self._layout
         start, stop, _ = rows.indices(self.shape[0])
         values = np.empty((max(0, stop - start), self.shape[1]), self._decoded_dtype(table))
         whole: list[tuple[int, Array]] = []
@@ -165,9 +168,9 @@ class ParquetSource(DenseRows):
             else:
                 table.group_file(group).require_same()
                 out[...] = chunk_cache.read_cached_part(
-                    (self.opening_id, self.keep_float32, group), partial(self._decode_group, group), part
+                    (self.cache_token, self.keep_float32, group), partial(self._decode_group, group), part
                 )
-        _decode(table, whole)
+        _decode_groups_into_arrays(table, whole)
         return values
 
     def read_ids(self, rows: slice) -> "pa.Array":
@@ -180,7 +183,7 @@ class ParquetSource(DenseRows):
         """
         if self.id_column is None:
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
-        table = self._footers
+        table = self._layout
         start, stop, _ = rows.indices(self.shape[0])
         parts: list[pa.Array] = []
         remaining = _IDS_BYTES + _ID_BYTES * (stop - start)
@@ -199,51 +202,51 @@ class ParquetSource(DenseRows):
                         f"The ids {self.id_column!r} of {table.group_file(group)} are longer than texts that name a "
                         f"row: those of rows {start} to {stop} have more than {_ID_BYTES} bytes each; choose others."
                     )
-                parts.append(parquet_footers.decode_ids(ids).cast(table.id_type))
+                parts.append(parquet_footers.dictionary_decode_ids(ids).cast(table.id_type))
             table.group_file(group).require_same()  # if the loop ends early, the check after the last batch is skipped
         return pa.concat_arrays(parts) if parts else pa.array([], table.id_type)
 
-    def find_missing_ids(self) -> str | None:
+    def find_file_with_missing_ids(self) -> str | None:
         """Return the name of the first file whose footer, or name of a partition, says that rows have no ids."""
-        return self._footers.missing_ids
+        return self._layout.file_with_missing_ids
 
     @property
-    def _footers(self) -> Footers:
-        key = (self.table, self.opened_stamp, self.column_indices, self.id_column)
+    def _layout(self) -> TableLayout:
+        key = (self.table_files, self.opened_stamp, self.first_file_column_indices, self.id_column)
         expected = self.opened_stamp
-        return _cached_footers.get(
+        return _cached_layouts.get_or_compute(
             key,
-            lambda: parquet_footers.read_footers(
-                self.table, self.column_indices, self.id_column, expected_stamp=expected
+            lambda: parquet_footers.read_layout_with_stamp(
+                self.table_files, self.first_file_column_indices, self.id_column, expected_stamp=expected
             )[1],
         )
 
-    def _decoded_dtype(self, footers: Footers) -> np.dtype[np.floating]:
-        return np.dtype(np.float32 if self.keep_float32 and footers.all_float32 else np.float64)
+    def _decoded_dtype(self, layout: TableLayout) -> np.dtype[np.floating]:
+        return np.dtype(np.float32 if self.keep_float32 and layout.all_float32 else np.float64)
 
     def _decode_group(self, group: int) -> Array:
-        table = self._footers
+        table = self._layout
         group_rows = table.group_slice(group)
         _require_max_bytes(8 * (group_rows.stop - group_rows.start) * self.shape[1], table, group)
         values = np.empty((group_rows.stop - group_rows.start, self.shape[1]), self._decoded_dtype(table))
-        _decode(table, [(group, values)])
+        _decode_groups_into_arrays(table, [(group, values)])
         return values
 
 
-def _decode(table: Footers, groups: list[tuple[int, Array]]) -> None:
+def _decode_groups_into_arrays(table: TableLayout, groups: list[tuple[int, Array]]) -> None:
     """Fill the array of each row group with its rows; a file is opened once for all its groups."""
     for _, run in groupby(groups, lambda group: int(table.file_indices[group[0]])):
         in_file = list(run)
         largest = max(values.size for _, values in in_file)
-        with parquet_footers.open_parquet(table.group_file(in_file[0][0]), max_values=largest) as parquet:
+        with parquet_footers.open_parquet_file(table.group_file(in_file[0][0]), max_values=largest) as parquet:
             for group, values in in_file:
-                _decode_into(parquet, table, group, values)
+                _decode_group_into_array(parquet, table, group, values)
 
 
-def _decode_into(parquet: "pq.ParquetFile", table: Footers, group: int, values: Array) -> None:
+def _decode_group_into_array(parquet: "pq.ParquetFile", table: TableLayout, group: int, values: Array) -> None:
     """Fill an array with the rows of a row group, some columns at a time."""
     dtype = pa.from_numpy_dtype(values.dtype)
-    for columns in row_slices(len(table.columns), _pass_columns(len(values))):
+    for columns in row_slices(len(table.columns), _count_columns_per_pass(len(values))):
         for first, batch in _read_batches(parquet, table, group, table.columns[columns]):
             part = values[first : first + batch.num_rows, columns]
             for index, column in enumerate(batch.columns):
@@ -251,12 +254,12 @@ def _decode_into(parquet: "pq.ParquetFile", table: Footers, group: int, values: 
                 part[:, index] = numbers.to_numpy(zero_copy_only=False)
 
 
-def _pass_columns(rows: int) -> int:
+def _count_columns_per_pass(rows: int) -> int:
     """Return the number of columns that are decoded together, for row groups of `rows` rows."""
     return max(1, _VALUES_PER_PASS // max(1, rows))
 
 
-def _split_by_group(table: Footers, start: int, stop: int) -> Iterator[tuple[int, slice]]:
+def _split_by_group(table: TableLayout, start: int, stop: int) -> Iterator[tuple[int, slice]]:
     """Yield the row groups that contain the rows from `start` to `stop`, each with its part of them as a slice."""
     while start < stop:
         group = table.find_group(start)
@@ -266,7 +269,7 @@ def _split_by_group(table: Footers, start: int, stop: int) -> Iterator[tuple[int
 
 
 def _read_batches(
-    parquet: "pq.ParquetFile", table: Footers, group: int, columns: tuple[str, ...]
+    parquet: "pq.ParquetFile", table: TableLayout, group: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of columns of a row group, each with the number of its first row in the group."""
     group_rows = table.group_slice(group)
@@ -277,10 +280,10 @@ def _read_batches(
         yield first, batch.select(columns)  # Arrow returns them in the order of the file
 
 
-def _read_id_batches(table: Footers, group: int, column: str) -> Iterator[tuple[int, "pa.RecordBatch"]]:
+def _read_id_batches(table: TableLayout, group: int, column: str) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield ids of a row group as `_read_batches` does; text ids are dictionary arrays."""
     group_rows = table.group_slice(group)
-    with parquet_footers.open_parquet(
+    with parquet_footers.open_parquet_file(
         table.group_file(group), dictionary_column=column if _has_variable_length(table.id_type) else None
     ) as parquet:
         max_bytes = _IDS_BYTES + _ID_BYTES * (group_rows.stop - group_rows.start)
@@ -288,7 +291,7 @@ def _read_id_batches(table: Footers, group: int, column: str) -> Iterator[tuple[
 
 
 def _read_checked_batches(
-    parquet: "pq.ParquetFile", table: Footers, group: int, columns: tuple[str, ...], batch_rows: int, max_bytes: int
+    parquet: "pq.ParquetFile", table: TableLayout, group: int, columns: tuple[str, ...], batch_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
     file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_slice(group)
@@ -320,12 +323,12 @@ def _decoded_id_bytes(ids: "pa.Array") -> int:
     if not types.is_dictionary(ids.type):
         return int(ids.nbytes)
     if not _has_variable_length(ids.type.value_type):
-        return int(parquet_footers.decode_ids(ids).nbytes)
+        return int(parquet_footers.dictionary_decode_ids(ids).nbytes)
     lengths = np.asarray(compute.binary_length(ids.dictionary).fill_null(0), np.int64)
     return int(lengths[np.asarray(ids.indices.drop_null(), np.intp)].sum())
 
 
-def _require_max_bytes(bytes_: int, table: Footers, group: int, limit: int | None = None) -> None:
+def _require_max_bytes(bytes_: int, table: TableLayout, group: int, limit: int | None = None) -> None:
     limit = _MAX_GROUP_BYTES if limit is None else min(limit, _MAX_GROUP_BYTES)
     if not 0 <= bytes_ <= limit:
         raise InvalidInputError(

@@ -11,10 +11,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from dkfm.errors import InvalidInputError
-from dkfm.files.change_detection import change_time_for_stamp, digest_file_stats
+from dkfm.files.change_detection import digest_file_stats, get_stamp_times
 from dkfm.files.location import Location, is_remote, join, open_location, read_size_and_stamp
 from dkfm.files.object_store import Remote
-from dkfm.sources.file_names import FileStat, StoredNames
+from dkfm.sources.input_file_journal import FileStat, StoredNames
 
 _WILDCARDS = "*?["
 """Characters that make a part of a path a pattern."""
@@ -32,7 +32,7 @@ class TableFile:
     """Name relative to the folder of the table; empty if the table is a single file."""
     size: int
     """Size of the file, in bytes."""
-    changed: int | str
+    stamp: int | str
     """Time of change in ns; on an object store, the stamp of the object."""
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class TableFile:
     def require_same(self) -> None:
         """Raise an InvalidInputError if the size or the time of change of the file differ from those listed."""
         try:
-            same = read_size_and_stamp(self.location) == (self.size, self.changed)
+            same = read_size_and_stamp(self.location) == (self.size, self.stamp)
         except (OSError, InvalidInputError):
             same = False
         if not same:
@@ -113,7 +113,7 @@ class TableFiles:
         return cls(Remote(base) if isinstance(location, Remote) else Path(base or "/"), pattern)
 
     @cached_property
-    def ordered_names(self) -> tuple[str, ...] | None:
+    def explicit_names(self) -> tuple[str, ...] | None:
         """Names of the files in the order of the table; None if they are sorted."""
         return self.names.read() if isinstance(self.names, StoredNames) else self.names
 
@@ -142,11 +142,11 @@ class TableFiles:
             found = _list_remote(location)
         if self.pattern is not None:
             found = [stats for stats in found if is_match(stats[0])]
-        if self.ordered_names is not None:
+        if self.explicit_names is not None:
             by_name = {stats[0]: stats for stats in found}
-            if missing := [name for name in self.ordered_names if name not in by_name]:
+            if missing := [name for name in self.explicit_names if name not in by_name]:
                 raise InvalidInputError(f"{self} has no {missing[0]} any more, which is one of its files.")
-            return [by_name[name] for name in self.ordered_names]
+            return [by_name[name] for name in self.explicit_names]
         if not found:
             raise InvalidInputError(f"{self} holds no .parquet file whose name begins with neither '_' nor '.'.")
         return sorted(found)
@@ -215,7 +215,7 @@ def _list_local(path: Path, include_ctime: bool, pattern: str | None) -> list[Fi
     for name, entry in entries:
         if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, entry.st_size, change_time_for_stamp(entry, include_ctime)) for name, entry in entries]
+    return [(name, entry.st_size, get_stamp_times(entry, include_ctime)) for name, entry in entries]
 
 
 def _list_remote(remote: Remote) -> list[FileStat]:

@@ -1,6 +1,6 @@
 """Read and validate the footers of a Parquet table: its files, its columns, and the rows of its row groups.
 
-Footers are untrusted: they are checked against each other and against the request before any page is decoded.
+TableLayout are untrusted: they are checked against each other and against the request before any page is decoded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dkfm.core.frames import format_names, require_unique_names
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason, find_similar_names
-from dkfm.files.local import BoundedReader
+from dkfm.files.local import ReadSizeLimitedReader
 from dkfm.files.location import Location, open_unbuffered
 from dkfm.sources.parquet_file_list import TableFile, TableFiles, find_partition_value
 
@@ -28,7 +28,16 @@ except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
 # Listed, because `parquet` imports pyarrow from here.
-__all__ = ["Footers", "compute", "decode_ids", "open_parquet", "pa", "pq", "read_footers", "require_ids"]
+__all__ = [
+    "TableLayout",
+    "compute",
+    "dictionary_decode_ids",
+    "open_parquet_file",
+    "pa",
+    "pq",
+    "read_layout_with_stamp",
+    "require_ids",
+]
 __all__ += ["sum_declared_bytes", "types"]
 
 TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
@@ -50,11 +59,11 @@ _PREFETCHED_VALUES = 2**19
 """Most values of a row group whose columns are read from disk together: each read alone is a call of Python."""
 
 _THREADS = 8
-"""Footers of objects that are read concurrently, because each takes several requests on an object store."""
+"""TableLayout of objects that are read concurrently, because each takes several requests on an object store."""
 
 
 @dataclass(frozen=True)
-class Footers:
+class TableLayout:
     """The rows and columns of a table, from the footers of its files.
 
     Attributes
@@ -67,7 +76,7 @@ class Footers:
         Index in `files` of the file of each row group, and index of the row group in that file.
     columns : tuple of str
         Names of the columns that are read.
-    column_indices : tuple of int, range or None
+    first_file_column_indices : tuple of int, range or None
         Indices of these columns in the first file; None for the default columns.
     all_float32 : bool
         Whether all these columns are float32 in all files.
@@ -75,9 +84,9 @@ class Footers:
         Type of the ids, if they are requested.
     partition_ids : tuple of (str or None) or None
         Ids of all rows of each file, if the ids are the values of a partition; None if they are a column of the files.
-    footer_bytes : int
+    footer_cache_bytes : int
         Memory of the footers that a process caches, in bytes.
-    missing_ids : str or None
+    file_with_missing_ids : str or None
         Name of the first file whose footer, or partition, says that rows have no ids.
     """
 
@@ -86,12 +95,12 @@ class Footers:
     file_indices: npt.NDArray[np.intp]
     group_indices: npt.NDArray[np.intp]
     columns: tuple[str, ...]
-    column_indices: tuple[int, ...] | range | None
+    first_file_column_indices: tuple[int, ...] | range | None
     all_float32: bool
     id_type: "pa.DataType | None"
     partition_ids: tuple[str | None, ...] | None
-    footer_bytes: int
-    missing_ids: str | None = None
+    footer_cache_bytes: int
+    file_with_missing_ids: str | None = None
 
     def find_group(self, row: int) -> int:
         """Return the index of the row group that contains a row."""
@@ -111,7 +120,7 @@ class Footers:
 
 
 @contextmanager
-def open_parquet(
+def open_parquet_file(
     file: TableFile, *, max_values: int | None = None, dictionary_column: str | None = None
 ) -> Iterator["pq.ParquetFile"]:
     """Open a file; raise an InvalidInputError if it is damaged, or changes after it was listed.
@@ -157,7 +166,7 @@ def _parquet_errors(file: TableFile) -> Iterator[None]:
 
 def _read_metadata(file: TableFile) -> "pq.FileMetaData":
     """Read the footer of a file, with a limit on the size that the file declares."""
-    with BoundedReader(open_unbuffered(file.location, file.size), _MAX_FOOTER_BYTES) as source:
+    with ReadSizeLimitedReader(open_unbuffered(file.location, file.size), _MAX_FOOTER_BYTES) as source:
         metadata = pq.read_metadata(source)
     file.require_same()
     return metadata
@@ -166,9 +175,9 @@ def _read_metadata(file: TableFile) -> "pq.FileMetaData":
 _cached_metadata = lru_cache(maxsize=_CACHED_FOOTERS)(_read_metadata)
 
 
-def read_footers(
+def read_layout_with_stamp(
     table: TableFiles, requested: Sequence[str | int] | None, id_column: str | None, expected_stamp: str | None = None
-) -> tuple[str, Footers]:
+) -> tuple[str, TableLayout]:
     """Return the stamp and the footers of a table.
 
     Parameters
@@ -224,9 +233,9 @@ def read_footers(
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
     places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
     indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)
-    id_type = pa.string() if partition_ids else None if id_column is None else _id_type(first, id_column)
+    id_type = pa.string() if partition_ids else None if id_column is None else _id_value_type(first, id_column)
     footer_bytes = _FOOTER_COPIES * largest * min(_CACHED_FOOTERS, len(files))
-    return stamp, Footers(
+    return stamp, TableLayout(
         *(files, first_rows, *indices, columns, places, all_float32, id_type, partition_ids, footer_bytes),
         next(iter(without_ids), None),
     )
@@ -249,7 +258,7 @@ class _FileFooter(NamedTuple):
 
     schema: "pa.Schema"
     group_rows: list[int]
-    size: int
+    footer_bytes: int
     """Size of the footer, in bytes."""
     has_null_ids: bool
 
@@ -343,7 +352,7 @@ def require_ids(
             else f"it has {format_names(schema.names)}"
         )
         raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids; {names}.")
-    dtype, expected = _id_type(schema, id_column), _id_type(first_schema, id_column)
+    dtype, expected = _id_value_type(schema, id_column), _id_value_type(first_schema, id_column)
     if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
         raise InvalidInputError(
             f"The ids {id_column!r} of {path} are {dtype!s:.100}, and must be plain numbers, text or times."
@@ -356,12 +365,12 @@ def require_ids(
     return dtype
 
 
-def _id_type(schema: "pa.Schema", id_column: str) -> "pa.DataType":
+def _id_value_type(schema: "pa.Schema", id_column: str) -> "pa.DataType":
     """Return the type of ids, of categories that of their values."""
     dtype = schema.field(id_column).type
     return dtype.value_type if types.is_dictionary(dtype) else dtype
 
 
-def decode_ids(ids: "pa.Array") -> "pa.Array":
+def dictionary_decode_ids(ids: "pa.Array") -> "pa.Array":
     """Return ids as plain values: categories, which Arrow calls a dictionary, are decoded."""
     return ids.dictionary_decode() if types.is_dictionary(ids.type) else ids

@@ -22,7 +22,7 @@ from dkfm.files.location import Location, join
 from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import CsrRows, DenseRows
-from dkfm.storage import bounded_chunks, csr, json_reading, zarr_schema
+from dkfm.storage import bounded_chunks, csr, json_reading, store_metadata
 from dkfm.storage.raw_chunk_reader import RawArray
 
 _METADATA = "zarr.json"
@@ -37,21 +37,21 @@ def open_zarr(location: Location) -> "ZarrSource | RemoteZarrSource":
 class _ZarrRows(DenseRows, ABC):
     """Rows of an array; a chunk that is much larger than the requested rows is cached for later reads."""
 
-    opening_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, kw_only=True)
+    cache_token: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, kw_only=True)
     """Random id of this opening, a key of cached chunks: chunks cached for an earlier opening may be outdated."""
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes of concurrently decoded chunks, both stored and decoded."""
         return chunk_cache.estimate_concurrent_decode_bytes(self.shape, self.chunk_rows, chunks)
 
-    def is_unchanged(self, current_stamp: str) -> bool:  # only the metadata were kept
+    def is_opening_valid(self, current_stamp: str) -> bool:  # only the metadata were kept
         """Return whether the metadata, read again, give an equal source."""
         return open_zarr(self.location) == self
 
     def read(self, rows: slice) -> Array:
         """Return some rows; cache a chunk that is much larger than they are."""
         return chunk_cache.read_rows_caching_chunks(
-            (self.opening_id, self.keep_float32), rows, self.chunk_rows, self._read
+            (self.cache_token, self.keep_float32), rows, self.chunk_rows, self._read
         )
 
     @abstractmethod
@@ -69,13 +69,13 @@ class ZarrSource(_ZarrRows):
     @classmethod
     def open(cls, path: Path) -> "ZarrSource":
         """Return a source from the metadata of an array, or of the only array of a group."""
-        if zarr_schema.stat_regular_file_within(path, path / _METADATA) is None:
+        if store_metadata.stat_regular_file_within(path, path / _METADATA) is None:
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
         metadata = json_reading.read_json(path / _METADATA)
         array = cast("Path", _resolve_array(path, metadata, lambda: [p.parent.name for p in path.glob("*/zarr.json")]))
         if array != path:
-            zarr_schema.stat_regular_file_within(path, array / _METADATA)
-        _, info = zarr_schema.read_source_metadata(array)
+            store_metadata.stat_regular_file_within(path, array / _METADATA)
+        _, info = store_metadata.read_source_metadata_and_info(array)
         raw = RawArray.open_if_supported(array, info)
         return cls(array, _checked_shape(info, array), info.chunks[0], uncompressed_array=raw)
 
@@ -104,13 +104,13 @@ class RemoteZarrSource(_ZarrRows):
         array = cast("Remote", _resolve_array(remote, metadata, lambda: _list_remote_arrays(remote)))
         if array != remote:
             metadata = _read_remote_metadata(array)
-        info = zarr_schema.parse_array_info(metadata, array, source=True)
+        info = store_metadata.parse_array_info(metadata, array, source=True)
         return cls(array, _checked_shape(info, array), info.chunks[0])
 
     def _read(self, rows: slice) -> Array:
         remote = cast("Remote", self.location)
         metadata = _read_remote_metadata(remote)
-        info = zarr_schema.parse_array_info(metadata, remote, source=True)
+        info = store_metadata.parse_array_info(metadata, remote, source=True)
         if info.shape != self.shape or info.chunks[0] != self.chunk_rows:
             raise InvalidInputError(f"{remote} was replaced by an array of shape {info.shape} while it was read.")
         return chunk_cache.as_float(_read_remote_rows(remote, metadata, rows), self.keep_float32)
@@ -127,7 +127,7 @@ def _resolve_array(location: Location, metadata: dict[str, object], list_arrays:
     return join(location, names[0])
 
 
-def _checked_shape(info: zarr_schema.ArrayInfo, location: Location) -> tuple[int, int]:
+def _checked_shape(info: store_metadata.ArrayInfo, location: Location) -> tuple[int, int]:
     if len(info.shape) != 2 or 0 in info.shape:
         raise InvalidInputError(f"{location} must hold rows and columns, and its shape is {info.shape}.")
     return info.shape[0], info.shape[1]
@@ -172,6 +172,6 @@ class CsrCopySource(CsrRows):
         """Return some rows."""
         return csr.read_csr(cast("Path", self.location), self.array_prefix, self.shape[1], rows)
 
-    def is_unchanged(self, current_stamp: str) -> bool:  # only the driver writes this store
+    def is_opening_valid(self, current_stamp: str) -> bool:  # only the driver writes this store
         """Return True: no other process writes the store."""
         return True

@@ -54,7 +54,7 @@ def find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: i
     )
 
 
-def is_supported(codecs: object, chunks: tuple[int, ...]) -> bool:
+def is_supported_codec_pipeline(codecs: object, chunks: tuple[int, ...]) -> bool:
     """Return whether a source may have these codecs: known, in order, one compressor at most, shards not nested."""
     names = codec_names(codecs)
     if names == ["sharding_indexed"]:
@@ -72,7 +72,7 @@ def _is_supported_shard(shard: Mapping[str, object], chunks: tuple[int, ...]) ->
         and all(chunk % length == 0 for chunk, length in zip(chunks, inner, strict=True))
         and prod(chunks) // prod(inner) <= _MAX_INNER_CHUNKS
         and codec_names(codecs) != ["sharding_indexed"]
-        and is_supported(codecs, inner)
+        and is_supported_codec_pipeline(codecs, inner)
         and codec_names(index) in (["bytes"], ["bytes", "crc32c"])
         and codec_configuration(index, 0) == {"endian": "little"}
     )
@@ -109,7 +109,7 @@ def are_dimension_names(names: object, dimensions: int) -> bool:
     return isinstance(names, list) and len(names) == dimensions and all(isinstance(name, str) for name in names)
 
 
-def configured_codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
+def parse_codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
     """Return the name and the configuration of each codec in metadata; empty unless all of them are known."""
     codecs = metadata.get("codecs")
     return [(name, codec_configuration(codecs, position)) for position, name in enumerate(codec_names(codecs) or [])]

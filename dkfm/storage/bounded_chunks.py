@@ -26,7 +26,7 @@ from zarr.storage import LocalStore, StorePath
 from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError
 from dkfm.files.local import open_plain
-from dkfm.storage import array_metadata_checks, zarr_schema
+from dkfm.storage import array_metadata_checks, store_metadata
 from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 _COMPRESSORS = ("zstd", "blosc", "gzip")
@@ -50,7 +50,7 @@ def read_bounded(path: Path, rows: slice) -> npt.NDArray[np.generic]:
     Exception
         A decoder refuses the content of a chunk.
     """
-    document, info = zarr_schema.read_source_metadata(path)
+    document, info = store_metadata.read_source_metadata_and_info(path)
     codecs, metadata = document["codecs"], metadata_with_bounded_codecs(document)
     first, end = rows.start // info.chunks[0], count_tiles(min(rows.stop, info.shape[0]), info.chunks[0])
     for index in product(range(first, end), range(info.grid[1])):
@@ -65,12 +65,12 @@ def metadata_with_bounded_codecs(document: Mapping[str, object]) -> ArrayV3Metad
     return ArrayV3Metadata.from_dict(bounded)  # type: ignore[arg-type]  # it accepts codec objects too
 
 
-def _require_bounded_file(root: Path, file: Path, info: zarr_schema.ArrayInfo, codecs: object) -> None:
+def _require_bounded_file(root: Path, file: Path, info: store_metadata.ArrayInfo, codecs: object) -> None:
     """Raise if a chunk file cannot be a chunk of the array; a chunk without a file consists of the fill value."""
-    status = zarr_schema.stat_regular_file_within(root, file)
+    status = store_metadata.stat_regular_file_within(root, file)
     if status is None:
         return
-    inner, itemsize = array_metadata_checks.inner_chunk_shape(codecs), np.dtype(info.dtype).itemsize
+    inner, itemsize = array_metadata_checks.inner_chunk_shape(codecs), np.dtype(info.dtype_name).itemsize
     count = prod(info.chunks) // prod(inner or info.chunks)
     max_length = 2 * prod(inner or info.chunks) * itemsize + _OVERHEAD_BYTES
     max_size = count * (max_length + _ENTRY_BYTES)
@@ -112,15 +112,18 @@ def _bound_codecs(codecs: object) -> list[object]:
 class _BoundedCodec(BytesBytesCodec):
     """Compressor that raises if a chunk does not decode to its exact size."""
 
-    compressor: str
-    crc32c_count: int
+    compressor_name: str
+    preceding_crc32c_count: int
     """Number of checksums between the values and the compressor."""
     is_fixed_size = False
 
     def _decode_sync(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
-        size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize + CRC_BYTES * self.crc32c_count
+        size = (
+            prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize
+            + CRC_BYTES * self.preceding_crc32c_count
+        )
         data = np.ascontiguousarray(chunk_bytes.as_numpy_array())
-        return chunk_spec.prototype.buffer.from_bytes(_decode(self.compressor, data, size))
+        return chunk_spec.prototype.buffer.from_bytes(_decode(self.compressor_name, data, size))
 
     async def _decode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
         return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)

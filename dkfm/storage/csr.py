@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from dkfm.core.rows import Array, Sparse, csr_rows
+from dkfm.core.rows import Array, Sparse, build_csr_rows
 from dkfm.errors import UnsupportedStoreError, extract_reason
-from dkfm.storage import zarr_schema, zarr_store
+from dkfm.storage import store_metadata, zarr_store
 
 _PARTS = ("data", "indices", "indptr")
 _CHUNK_LENGTH = 2**20
@@ -80,7 +80,7 @@ def assemble_csr(
     """
     dtype = np.result_type(indices.dtype, np.min_scalar_type(-1 - len(data)))  # common, so that SciPy widens neither
     offsets = (pointers - pointers[0]).astype(dtype)
-    rows = csr_rows(data, indices, offsets, columns)
+    rows = build_csr_rows(data, indices, offsets, columns)
     try:
         rows.check_format(full_check=True)
     except IndexError as error:
@@ -161,4 +161,4 @@ def max_csr_size_in_float64s(max_nnz: tuple[int, ...], rows: int) -> int:
 def require_csr_complete(root: Path, name: str) -> None:
     """Raise a DamagedStoreError unless every chunk of the three arrays exists and has its exact size."""
     for array in array_names(name):
-        zarr_schema.require_chunks(root / array, zarr_schema.read_array_info(root / array))
+        store_metadata.require_chunks(root / array, store_metadata.read_array_info(root / array))

@@ -65,6 +65,6 @@ def _is_shallow(value: object) -> bool:
     return False
 
 
-def compute_crc32c(*texts: str) -> int:
+def compute_text_crc32c(*texts: str) -> int:
     """Return the CRC-32C of texts that NUL bytes join, by which an object is known to be whole."""
     return int(google_crc32c.value("\0".join(texts).encode("utf-8", "surrogatepass")))

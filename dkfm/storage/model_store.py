@@ -21,7 +21,7 @@ from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, iter_weight_panels
-from dkfm.storage import csr, json_reading, zarr_schema, zarr_store
+from dkfm.storage import csr, json_reading, store_metadata, zarr_store
 from dkfm.storage.streamed_weights import CHUNK_BYTES, count_columns_within, open_weights
 
 _PARALLEL_FILES = 4
@@ -134,9 +134,9 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
             else:
                 array[...] = values
         root = Path(group.store.root)  # type: ignore[attr-defined]  # a local store has this attribute
-        checksums = _compute_checksums(root, sorted(zarr_schema.list_files(root)))
+        checksums = _compute_checksums(root, sorted(store_metadata.list_files(root)))
         digest = _manifest_digest(checksums)
-        zarr_store.write_marker(root, {"files": checksums, "digest": digest})
+        zarr_store.write_completion_marker(root, {"files": checksums, "digest": digest})
     return digest
 
 
@@ -197,7 +197,7 @@ def load_record(
         There is no store, or it is incomplete, damaged, of another format, or has a function that is not trusted; the
         subclass tells which.
     """
-    attributes = zarr_schema.read_group(path, "model")
+    attributes = store_metadata.read_own_attributes(path, "model")
     stored_digest = _read_verified_digest(path)
     if digest is not None and stored_digest != digest:
         raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
@@ -206,7 +206,7 @@ def load_record(
     except (StoreError, BudgetError):
         raise
     except MemoryError as error:
-        size = sum((path / name).stat().st_size for name in zarr_schema.list_files(path))
+        size = sum((path / name).stat().st_size for name in store_metadata.list_files(path))
         raise BudgetError(f"{path} has {size} bytes, and this process has no memory for them.") from error
     except Exception as error:  # constructors may raise anything for untrusted values
         raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {extract_reason(error)}.") from error
@@ -214,11 +214,11 @@ def load_record(
 
 def _read_verified_digest(path: Path) -> str:
     """Verify the checksum of every file against the marker; return the digest of the checksums."""
-    marker = zarr_schema.read_marker(path)
+    marker = store_metadata.read_completion_marker(path)
     checksums = marker.get("files")
     if not isinstance(checksums, dict) or _manifest_digest(checksums) != marker.get("digest"):
-        raise DamagedStoreError(f"The marker {path / zarr_schema.MARKER} is damaged.")
-    present = set(zarr_schema.list_files(path)) - {zarr_schema.MARKER}
+        raise DamagedStoreError(f"The marker {path / store_metadata.MARKER} is damaged.")
+    present = set(store_metadata.list_files(path)) - {store_metadata.MARKER}
     if different := present.symmetric_difference(checksums):
         raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
     metadata = {name for name in present if name.rpartition("/")[2] == "zarr.json"}
@@ -226,7 +226,7 @@ def _read_verified_digest(path: Path) -> str:
     for name in metadata - {"zarr.json"}:  # before hashing, which could take days for a file that somebody extended
         array = (path / name).parent
         if (array / "c").exists():
-            zarr_schema.require_chunks(array, zarr_schema.read_array_info(array))
+            store_metadata.require_chunks(array, store_metadata.read_array_info(array))
     _require_checksums(path, present - metadata, checksums)
     return str(marker["digest"])
 
@@ -246,11 +246,11 @@ def _read_record(
     def array(name: object, triangular: object = None) -> Array | None:
         if name is None:
             return None
-        name = zarr_schema.require_array_name(path, name)
+        name = store_metadata.require_array_name(path, name)
         key = (name, streamed and triangular is True)
         if key not in stored:
-            info = zarr_schema.read_array_info(path / name)
-            zarr_schema.require_chunks(path / name, info)
+            info = store_metadata.read_array_info(path / name)
+            store_metadata.require_chunks(path / name, info)
             if streamed and triangular is not None and len(info.shape) == 2:
                 stored[key] = open_weights(path, digest, name, info, triangular is True)
             else:

@@ -16,7 +16,7 @@ from dkfm.errors import DamagedStoreError, StoreError, UnreachableError
 from dkfm.files import local
 from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_reading, model_transfer, own_files, zarr_schema, zarr_store
+from dkfm.storage import json_reading, own_files, remote_stores, store_metadata, zarr_store
 
 _MAX_ATTEMPTS = 8
 """Attempts to write a file: another run of the job that completes the output removes files that are half written."""
@@ -51,7 +51,7 @@ class OutputLocation(Protocol):
     """Files of one output, in a folder or below a prefix."""
 
     @property
-    def allows_stale_writes(self) -> bool:
+    def can_receive_stale_writes(self) -> bool:
         """Whether, on this kind of storage, a file begun for an earlier output may still get its name."""
 
     def create_output(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
@@ -61,9 +61,9 @@ class OutputLocation(Protocol):
         """Return the attributes of dkfm's store here, or None if nothing is; else raise, or return {}."""
 
     def read_attributes(self) -> dict[str, object]:
-        """Return dkfm's attributes of the output here, checked as `zarr_schema.read_group` does."""
+        """Return dkfm's attributes of the output here, checked as `store_metadata.read_own_attributes` does."""
 
-    def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
+    def read_array_info(self, name: str) -> store_metadata.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array; None if it has no metadata."""
 
     def list_files(self) -> Iterator[str]:
@@ -75,7 +75,7 @@ class OutputLocation(Protocol):
         Files that do not belong into the folder of a chunk may be left out.
         """
 
-    def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+    def find_file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
 
     def require_plain_files(self) -> None:
@@ -114,7 +114,7 @@ class LocalOutput:
     """Files of an output in a folder of this file system."""
 
     root: Path
-    allows_stale_writes = False  # hidden files are removed together with the folder of their output
+    can_receive_stale_writes = False  # hidden files are removed together with the folder of their output
 
     def __str__(self) -> str:
         return str(self.root)
@@ -133,21 +133,21 @@ class LocalOutput:
 
     def read_attributes(self) -> dict[str, object]:
         """Return dkfm's attributes of the output here."""
-        return zarr_schema.read_group(self.root, "scores")
+        return store_metadata.read_own_attributes(self.root, "scores")
 
-    def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
+    def read_array_info(self, name: str) -> store_metadata.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array."""
-        return zarr_schema.read_array_info(self.root / name, text=True)
+        return store_metadata.read_array_info(self.root / name, text=True)
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
-        return zarr_schema.list_files(self.root)
+        return store_metadata.list_files(self.root)
 
     def list_sizes(self) -> Mapping[str, int]:
         """Return the size of each file in bytes, from one listing."""
-        return zarr_schema.list_file_sizes(self.root)
+        return store_metadata.list_file_sizes(self.root)
 
-    def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+    def find_file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
         sizes = {}
         for name in names:
@@ -188,7 +188,7 @@ class LocalOutput:
         """Make the names of files durable that any process has created."""
         with local.translate_write_errors(self.root):
             for name in names:
-                local.sync_folders(self.root / name, self.root)
+                local.sync_parent_folders(self.root / name, self.root)
 
     @contextmanager
     def create_file(self, name: str, folder: str = "") -> Iterator[PendingFile]:
@@ -233,7 +233,7 @@ class RemoteOutput:
     """Files of an output below a prefix of an object store."""
 
     root: Remote
-    allows_stale_writes = True  # a request that was sent may arrive at any time
+    can_receive_stale_writes = True  # a request that was sent may arrive at any time
 
     def __str__(self) -> str:
         return str(self.root)
@@ -241,24 +241,24 @@ class RemoteOutput:
     @contextmanager
     def create_output(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
         """Create an output with its first file, which claims the prefix."""
-        model_transfer.claim(self.root, "scores", name, data, overwrite)
+        remote_stores.create_remote_store(self.root, "scores", name, data, overwrite)
         yield self
 
     def find_own_attributes(self) -> dict[str, object] | None:
         """Return the attributes of dkfm's store here."""
-        return model_transfer.find_own_attributes_at(self.root) if model_transfer.is_taken_at(self.root) else None
+        return remote_stores.find_own_attributes_at(self.root) if remote_stores.is_taken_at(self.root) else None
 
     def read_attributes(self) -> dict[str, object]:
         """Return dkfm's attributes of the output here."""
-        return model_transfer.read_remote_attributes(self.root, "scores")
+        return remote_stores.read_remote_attributes(self.root, "scores")
 
-    def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
+    def read_array_info(self, name: str) -> store_metadata.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array."""
         key = f"{name}/zarr.json"
         if self.root.size(key) is None:
             return None
         metadata = json_reading.parse_json(self.root.read(key, 0, json_reading.MAX_JSON + 1), f"{self.root}/{key}")
-        return zarr_schema.parse_array_info(metadata, f"{self.root}/{name}", text=True)
+        return store_metadata.parse_array_info(metadata, f"{self.root}/{name}", text=True)
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -268,7 +268,7 @@ class RemoteOutput:
         """Return the size of each file in bytes, from one listing."""
         return {name: size for name, size, _ in self.root.list_objects()}
 
-    def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+    def find_file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
         requested = set(names)
         if len(requested) < _MAX_SINGLE_REQUESTS:
@@ -312,7 +312,7 @@ class RemoteOutput:
 
     def remove_files(self, names: Iterable[str]) -> None:
         """Remove files."""
-        self.root.remove(*names)
+        self.root.remove_objects(*names)
 
     def remove_partial_files(self, seconds: float = 0.0) -> None:
         """Do nothing: an object that was not written completely does not exist."""

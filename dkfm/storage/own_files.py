@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dkfm.errors import StoreExistsError
 from dkfm.files.local import translate_write_errors
-from dkfm.storage import zarr_schema
+from dkfm.storage import store_metadata
 
 _ARRAY_FILE = re.compile(r"zarr\.json|c(/[0-9]+)*")
 _ARRAY_FOLDER = re.compile(r"(c(/[0-9]+)*)?")
@@ -107,17 +107,17 @@ def _array_names(attrs: Attributes) -> set[str]:
 def _is_own(name: str, attrs: Attributes) -> bool:
     array, _, inner = name.partition("/")
     in_zarr = name == "zarr.json" or (array in _array_names(attrs) and _ARRAY_FILE.fullmatch(inner))
-    is_table_file = name == zarr_schema.TABLE_ATTRIBUTES or zarr_schema.is_parquet_part_name(name)
-    is_segment = array == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(inner)
+    is_table_file = name == store_metadata.TABLE_ATTRIBUTES or store_metadata.is_parquet_part_name(name)
+    is_segment = array == store_metadata.JOURNAL and store_metadata.is_journal_segment_name(inner)
     in_table = attrs.get("form") == "parquet" and is_table_file
     in_journal = attrs.get("kind") == "scores" and is_segment
-    return bool(name == zarr_schema.MARKER or in_zarr or in_table or in_journal)
+    return bool(name == store_metadata.MARKER or in_zarr or in_table or in_journal)
 
 
 def _is_own_folder(name: str, attrs: Attributes) -> bool:
     array, _, inner = name.partition("/")
     in_zarr = array in _array_names(attrs) and _ARRAY_FOLDER.fullmatch(inner)
-    return bool(in_zarr or (attrs.get("kind") == "scores" and name == zarr_schema.JOURNAL))
+    return bool(in_zarr or (attrs.get("kind") == "scores" and name == store_metadata.JOURNAL))
 
 
 def _is_own_partial(name: str, attrs: Attributes) -> bool:

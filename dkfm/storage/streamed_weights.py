@@ -8,7 +8,7 @@ import numpy as np
 
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError
-from dkfm.storage import zarr_schema, zarr_store
+from dkfm.storage import store_metadata, zarr_store
 
 CHUNK_BYTES = 2**22
 """Largest chunk of an array of a model, in bytes, unless one row or one column is larger."""
@@ -22,10 +22,10 @@ def count_columns_within(limit: int, n: int, itemsize: int) -> int:
     return max(1, limit // (itemsize * max(1, n)))
 
 
-def open_weights(path: Path, digest: str, name: str, info: zarr_schema.ArrayInfo, triangular: bool) -> Array:
+def open_weights(path: Path, digest: str, name: str, info: store_metadata.ArrayInfo, triangular: bool) -> Array:
     """Return weights (N, r) that stay in a store and are read as `dkfm.numerics.model.StoredWeights` describes."""
     n, r = info.shape
-    dtype: np.dtype[np.floating] = np.dtype(info.dtype)
+    dtype: np.dtype[np.floating] = np.dtype(info.dtype_name)
     chunk = info.chunks[1]
     panel = max(1, count_columns_within(PANEL_BYTES, n, dtype.itemsize) // chunk) * chunk
     return cast("Array", _ZarrWeights(path, digest, name, (n, r), dtype, triangular, min(panel, max(1, r))))
@@ -64,5 +64,5 @@ class _ZarrWeights:
             raise StoreError(
                 f"The weights at {self.path} are gone, and are read from there; fit again, or load a saved model."
             )
-        if zarr_schema.read_marker(self.path).get("digest") != self.model_digest:
+        if store_metadata.read_completion_marker(self.path).get("digest") != self.model_digest:
             raise DamagedStoreError(f"The model at {self.path} was replaced while it was in use.")

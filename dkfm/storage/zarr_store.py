@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore
 from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, extract_reason
 from dkfm.files import local, temporary_folders
 from dkfm.files.local import new_file, sync_folder, translate_write_errors
-from dkfm.storage import array_metadata_checks, own_files, zarr_schema
+from dkfm.storage import array_metadata_checks, own_files, store_metadata
 
 if TYPE_CHECKING:
     from zarr.core.metadata import ArrayV3Metadata
@@ -46,7 +46,7 @@ def new_store(
     path : Path
         Path of the store; nothing may exist there, except with `overwrite` a store with only dkfm's files.
     kind : str
-        Kind of the store: a key of `dkfm.storage.zarr_schema.VERSIONS`.
+        Kind of the store: a key of `dkfm.storage.store_metadata.VERSIONS`.
     attributes : mapping
         Attributes of the store, as plain JSON values.
     arrays : iterable of str
@@ -61,7 +61,7 @@ def new_store(
     StoreError
         The file system refuses to write.
     """
-    own = {**attributes, "kind": kind, "version": zarr_schema.VERSIONS[kind], "arrays": sorted(arrays)}
+    own = {**attributes, "kind": kind, "version": store_metadata.VERSIONS[kind], "arrays": sorted(arrays)}
     json.dumps(own)  # raises before anything is changed if it cannot be written
     with new_store_folder(path, kind, overwrite=overwrite) as partial:
         yield zarr.create_group(partial, zarr_format=3, attributes={"dkfm": own})
@@ -74,12 +74,12 @@ def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Itera
         _require_outside_stores(path)
         read_replaceable_attributes(path, kind, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folders.temporary_folder("partial", path.parent, hidden=True) as folder:
+        with temporary_folders.open_temporary_folder("partial", path.parent, hidden=True) as folder:
             partial = folder / local.hidden_sibling(path, "partial").name
             yield partial
             local.sync_tree(partial)
             if overwrite and is_taken(path):
-                temporary_folders.keep_after_exit(folder)  # between the two renames, no other store can be opened
+                temporary_folders.remove_owner_record(folder)  # between the two renames, no other store can be opened
                 _replace_store(partial, path, kind)
             else:
                 _rename_new_store(partial, path)
@@ -134,7 +134,7 @@ def require_free(path: Path) -> None:
 def _require_outside_stores(path: Path) -> None:
     for parent in path.resolve().parents:
         try:
-            attrs = zarr_schema.read_group(parent)
+            attrs = store_metadata.read_own_attributes(parent)
         except StoreError:
             continue
         raise own_files.make_inside_store_error(path, parent, attrs)
@@ -143,7 +143,7 @@ def _require_outside_stores(path: Path) -> None:
 def require_own_attributes(path: Path) -> dict[str, object]:
     """Return the attributes of the store at a path; raise a StoreExistsError if dkfm did not write one there."""
     try:
-        attrs = zarr_schema.read_group(path)
+        attrs = store_metadata.read_own_attributes(path)
     except StoreError:
         attrs = {}
     if not attrs or path.is_symlink():
@@ -156,7 +156,7 @@ def read_replaceable_attributes(path: Path, kind: str, overwrite: bool) -> dict[
     if not is_taken(path):
         return {}
     attrs = require_own_attributes(path)
-    marker = path / zarr_schema.MARKER
+    marker = path / store_metadata.MARKER
     own_files.require_overwritable(path, attrs, kind, overwrite=overwrite, is_complete=marker.exists)
     own_files.require_no_foreign_file(path, own_files.find_foreign_entry(path, attrs))
     return attrs
@@ -189,7 +189,7 @@ def _try_remove_renamed_store(aside: Path, attrs: Json) -> None:
     if own_files.find_foreign_entry(aside, attrs) is None:
         with (
             suppress(OSError, StoreError),
-            temporary_folders.temporary_folder("old", aside.parent, hidden=True) as folder,
+            temporary_folders.open_temporary_folder("old", aside.parent, hidden=True) as folder,
         ):
             aside.rename(folder / "store")  # a folder that a kill leaves is swept later
     elif not own_files.remove_own_files(aside, attrs):
@@ -239,21 +239,21 @@ def fill_value(dtype: str) -> float | str:
 
 def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
     """Check the metadata of an array of a store, and open it; chunks that hold only fill values are written too."""
-    zarr_schema.read_array_info(path / name)
+    store_metadata.read_array_info(path / name)
     array: ZarrArray = zarr.open_array(path / name, mode="r" if mode == "r" else "r+", zarr_format=3)
     # The same as Array.with_config, which only later versions of Zarr have.
     metadata = cast("ArrayV3Metadata", array.metadata)
     return zarr.Array(zarr.AsyncArray(metadata, array.store_path, {"write_empty_chunks": True, "order": "C"}))
 
 
-def write_marker(path: Path, content: Json) -> None:
+def write_completion_marker(path: Path, content: Json) -> None:
     """Write the completion marker durably and atomically."""
-    with new_file(path / zarr_schema.MARKER, path) as new:
+    with new_file(path / store_metadata.MARKER, path) as new:
         new.file.write(json.dumps(content).encode())
         new.commit()
 
 
-def view_bytes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+def view_as_uint8(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     """Return the bytes of a C-contiguous array as a view."""
     return values.reshape(-1).view(np.uint8)
 
@@ -263,22 +263,22 @@ def write_chunk(array: Path, index: tuple[int, ...], values: npt.NDArray[np.gene
 
     `index` is the position of the chunk in the grid. A chunk at the end of the array is padded with the fill value.
     """
-    info = zarr_schema.read_array_info(array)
+    info = store_metadata.read_array_info(array)
     require_chunk_shape(array, info, index, values.shape)
-    data = np.ascontiguousarray(values, np.dtype(info.dtype).newbyteorder("<"))
+    data = np.ascontiguousarray(values, np.dtype(info.dtype_name).newbyteorder("<"))
     if data.shape != info.chunks:
         data = new_fill_array(info, info.chunks)
         data[tuple(map(slice, values.shape))] = values
-    checksum = int(google_crc32c.value(view_bytes(data)))
+    checksum = int(google_crc32c.value(view_as_uint8(data)))
     with new_file(array.joinpath("c", *map(str, index)), array) as new:
-        new.file.write(view_bytes(data).data)
+        new.file.write(view_as_uint8(data).data)
         new.file.write(checksum.to_bytes(array_metadata_checks.CRC_BYTES, "little"))
         new.commit()
     return checksum
 
 
 def require_chunk_shape(
-    array: Path, info: zarr_schema.ArrayInfo, index: tuple[int, ...], shape: tuple[int, ...]
+    array: Path, info: store_metadata.ArrayInfo, index: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     """Raise an AssertionError unless values of this shape are the chunk at a position of the grid."""
     rest = [n - i * chunk for n, i, chunk in zip(info.shape, index, info.chunks, strict=True)]
@@ -286,9 +286,9 @@ def require_chunk_shape(
         raise AssertionError(f"Values of shape {shape} are not chunk {index} of {array}.")
 
 
-def new_fill_array(info: zarr_schema.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+def new_fill_array(info: store_metadata.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
     """Return an array of fill values, with the dtype of a stored array."""
-    return np.full(shape, fill_value(info.dtype), np.dtype(info.dtype).newbyteorder("<"))
+    return np.full(shape, fill_value(info.dtype_name), np.dtype(info.dtype_name).newbyteorder("<"))
 
 
 def sync_chunk(array: Path, index: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ import zarr
 from click.testing import CliRunner
 
 from dkfm import kernels
-from dkfm.bench import bench_site, kernel_values, scoring_lower_bounds, sklearn_peers, workloads
+from dkfm.bench import bench_environment, kernel_values, scoring_lower_bounds, sklearn_peers, workloads
 from dkfm.bench import run as bench
 from dkfm.bench.timing import Ratio, Times, time_round_robin
 from dkfm.cli.app import main
@@ -94,7 +94,7 @@ def measured(cluster, scratch):
 @pytest.fixture
 def site(cluster, tmp_path):
     """The place of a benchmark, whose client is not the current one."""
-    with bench._open_site(cluster.scheduler_address, tmp_path, TINY) as found:
+    with bench._open_environment(cluster.scheduler_address, tmp_path, TINY) as found:
         yield found
 
 
@@ -166,7 +166,7 @@ def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
     monkeypatch.setattr(
         sklearn_peers, "make_sklearn_kernel_pca", lambda gamma, q, solver: original(1.01 * gamma, q, solver)
     )
-    monkeypatch.setattr(bench_site, "time_round_robin", lambda *_: pytest.fail("it was timed"))
+    monkeypatch.setattr(bench_environment, "time_round_robin", lambda *_: pytest.fail("it was timed"))
     with pytest.raises(DisagreementError, match="dkfm's float64 scores of 5 columns differ from scikit-learn's by"):
         workloads.bench_scoring(site, 60, 3, 5, 400)
 
@@ -180,19 +180,23 @@ def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
 
 def test_scores_of_the_other_sign_agree_and_nan_does_not():
     scores = np.random.default_rng(0).normal(size=(9, 3))
-    left, right = bench_site.align_signs(scores * [1.0, -1.0, 1.0], scores)
+    left, right = bench_environment.align_signs(scores * [1.0, -1.0, 1.0], scores)
     np.testing.assert_array_equal(left, right)
 
 
 def test_a_job_that_leaves_nan_is_not_timed(site):
     def write(value, source, destination):
-        bench_site._create_array(destination, (4, 2), 4)[...] = value
+        bench_environment._create_array(destination, (4, 2), 4)[...] = value
 
     jobs = [lambda *paths, value=value: write(value, *paths) for value in (1.0, math.nan)]
     rows = np.ones((4, 2))
-    bench_site.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, bench_site.align_signs)
+    bench_environment.require_agreement(
+        site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, bench_environment.align_signs
+    )
     with pytest.raises(DisagreementError, match="by nan"):
-        bench_site.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, bench_site.align_signs)
+        bench_environment.require_agreement(
+            site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, bench_environment.align_signs
+        )
 
 
 def test_the_best_chunk_size_is_the_one_compared_with():
@@ -204,9 +208,9 @@ def test_the_best_chunk_size_is_the_one_compared_with():
 def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
     X = workloads._normal_rows(60, 5)
     fitted = sklearn_peers.make_sklearn_kernel_pca(1 / 5, 3, "dense").fit(X)
-    source = site.store_rows(430, 5)
+    source = site.create_random_rows(430, 5)
     expected = fitted.transform(zarr.open_array(source)[:])
-    jobs = site.make_peer_jobs(fitted, 60, 3)
+    jobs = site.make_sklearn_jobs(fitted, 60, 3)
     assert list(jobs) == ["50", "100", "400"]
     for turn in range(2):
         for name, job in jobs.items():
@@ -219,10 +223,10 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
     fitted = sklearn_peers.make_sklearn_kernel_pca(1 / 5, 3, "dense").fit(workloads._normal_rows(60, 5))
-    monkeypatch.setattr(bench_site.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
-    assert list(site.make_peer_jobs(fitted, 60, 3)) == ["50", "100"]
-    monkeypatch.setattr(bench_site.memory, "task_budget", lambda client, threads: 0)
-    assert list(site.make_peer_jobs(fitted, 60, 3)) == ["50"]
+    monkeypatch.setattr(bench_environment.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
+    assert list(site.make_sklearn_jobs(fitted, 60, 3)) == ["50", "100"]
+    monkeypatch.setattr(bench_environment.memory, "task_budget", lambda client, threads: 0)
+    assert list(site.make_sklearn_jobs(fitted, 60, 3)) == ["50"]
 
 
 def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_is(tmp_path):
@@ -238,7 +242,7 @@ def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_i
 
     times = time_round_robin({name: rival(name) for name in "abc"}, 4, tmp_path / "out")
     assert "".join(order) == "abcbcacababc"
-    assert {name: len(taken) for name, taken in times.seconds.items()} == {"a": 4, "b": 4, "c": 4}
+    assert {name: len(taken) for name, taken in times.seconds_by_name.items()} == {"a": 4, "b": 4, "c": 4}
     assert not (tmp_path / "out").exists()
 
 
@@ -283,7 +287,7 @@ def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, t
 
 @pytest.mark.slow
 def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
-    with bench._open_site(None, tmp_path, TINY) as site:
+    with bench._open_environment(None, tmp_path, TINY) as site:
         assert site.client.scheduler.address.startswith("tcp://127.0.0.1:")
         assert bench.find_client(None) is None
         score, share = workloads.bench_scoring(site, 60, 3, 5, 400).sklearn_table_rows
@@ -366,7 +370,7 @@ def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
 
 def test_a_kernel_that_differs_from_its_formula_is_not_timed(monkeypatch):
     monkeypatch.setattr(kernel_values, "QUICK", kernel_values.BlockSizes(3, 4, 2))
-    monkeypatch.setattr(kernel_values, "_squares", lambda Z, X: 1.001 * np.ones((len(Z), len(X))))
+    monkeypatch.setattr(kernel_values, "_squared_distances", lambda Z, X: 1.001 * np.ones((len(Z), len(X))))
     result = CliRunner().invoke(main, ["bench", "--kernels", "--quick"])
     assert result.exit_code == 1
     assert "Gaussian differs from its formula by" in result.output

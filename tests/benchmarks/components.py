@@ -49,8 +49,8 @@ def main():
         setattr(owner, name, run)
 
     timed(gram, "build_gram"), timed(stored_gram.StoredGram, "__matmul__")
-    timed(stored_gram.raw_chunk_reader, "read_chunk")
-    fill = stored_gram.raw_chunk_reader.read_chunk
+    timed(stored_gram.raw_chunk_reader, "read_chunk_into_array")
+    fill = stored_gram.raw_chunk_reader.read_chunk_into_array
 
     def forgetful(chunk, file, checked):
         fill(chunk, file, checked)
@@ -59,7 +59,7 @@ def main():
         os.close(descriptor)
 
     if sys.argv[2] == "disk":
-        stored_gram.raw_chunk_reader.read_chunk = forgetful
+        stored_gram.raw_chunk_reader.read_chunk_into_array = forgetful
     n = int(sys.argv[1])
     X = np.random.default_rng(0).normal(size=(n, 50))
     place = {"dashboard_address": "127.0.0.1:0", "memory_limit": MEMORY}

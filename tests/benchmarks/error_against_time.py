@@ -86,7 +86,7 @@ def main():
     for word, sigma in SIGMAS.items():
         rows = [row for features in numbers for row in measure(features, sigma, X, Z, rounds)]
         title = f"A {word} Gaussian, sigma = {sigma:g}; {n:,} rows fitted, {n:,} mapped; medians of {rounds}"
-        print("\n".join(("", *Table(title, rows).lines())))
+        print("\n".join(("", *Table(title, rows).format_lines())))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import zarr
 import dkfm
 from dkfm import kernels
 from dkfm.scoring import completion, receipts
-from dkfm.scoring.formats import chunk_writing
+from dkfm.scoring.formats import chunk_files
 
 SCORE = [sys.executable, "-m", "dkfm", "score", "--no-progress", "--json"]
 
@@ -93,7 +93,7 @@ def bare_write(self, data):
     self.new.file.write(view)
     self.new.file.flush()
     self.size += len(view)
-    if self.size - self._synced >= chunk_writing._SYNC_BYTES:
+    if self.size - self._synced >= chunk_files._SYNC_BYTES:
         os.fdatasync(self.new.file.fileno())
         self._synced = self.size
     return len(view)
@@ -109,7 +109,7 @@ def time_receipts(folder, rows, rounds):
             target = folder / f"{kind}{number}"
             nothing = [
                 patch.object(receipts.Journal, "flush", lambda self: None),
-                patch.object(chunk_writing.ReadBackWriter, "write", bare_write),
+                patch.object(chunk_files.ReadBackWriter, "write", bare_write),
                 patch.object(
                     completion,
                     "find_chunks_to_score",

@@ -36,7 +36,7 @@ import dkfm
 from dkfm.core import budget, cpus
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.memory import peak_memory
-from dkfm.gram import roads
+from dkfm.gram import product_costs
 from dkfm.gram.linear_systems import tiled_cholesky
 from dkfm.gram.linear_systems.tile_store import open_tile_store
 from dkfm.gram.linear_systems.tiled_cholesky import FactorTask, factor_tile, open_tiled_factor
@@ -79,11 +79,11 @@ def factor_rows(n):
         for i in range(store.blocks):
             inside = (rows >= store.rows(i).start) & (rows < store.rows(i).stop)
             for j in range(i + 1) if inside.any() else ():
-                with store.open_tile((i, j)) as tile:
+                with store.read_tile_to_buffer((i, j)) as tile:
                     L[inside, store.rows(j)] = tile[rows[inside] - store.rows(i).start]
     error = np.abs(L @ L.T - kernel(X[rows]) - 1e-3 * np.eye(len(rows))).max()
     share = n**3 / 3 / taken / statistics.mean(rates)
-    planned = roads.factor_seconds(n, cpus.COUNT, roads.value_seconds(kernel, 50))
+    planned = product_costs.factor_seconds(n, cpus.COUNT, product_costs.value_seconds(kernel, 50))
     print(
         f"a factor of N = {n:,}, d = 50: {taken:.0f} s (planned {planned:.0f}), {share:.2f} of the rate of a product, "
         f"peak {(peak_memory() - before) / 1e6:,.0f} MB, |L L' - K| {error:.1e} ({n * 2.2e-16:.1e} allowed)",
@@ -109,8 +109,8 @@ def factor_panels(n):
     share = sum((2 * j + 1) * SIDE**3 * (store.blocks - j) for j in columns) / (n**3 / 3)
     plan = dkfm.plan_fit(dkfm.KernelRidge(1e-3, kernel=kernel, solver="tiled"), (n, 50))
     written = 8 * n * n / 2 / budget.WRITE_BYTES / cpus.COUNT
-    products = roads.factor_seconds(n, cpus.COUNT) - written
-    values_and_writes = roads.factor_seconds(n, cpus.COUNT, roads.value_seconds(kernel, 50)) - products
+    products = product_costs.factor_seconds(n, cpus.COUNT) - written
+    values_and_writes = product_costs.factor_seconds(n, cpus.COUNT, product_costs.value_seconds(kernel, 50)) - products
     expected = share * products + tiles * SIDE**2 / (n * n / 2) * values_and_writes
     print(
         f"two panels of a factor of N = {n:,}: {taken:.0f} s, planned {expected:.0f} s ({expected / taken:.2f}); all "

@@ -34,7 +34,7 @@ from dkfm import kernels
 from dkfm.core import cpus
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.gram.matrix_free import open_matrix_free
-from dkfm.kernels.pairwise.block_functions import exp_in_place
+from dkfm.kernels.pairwise.block_operations import exp_in_place
 
 FIT = """
 import json, os, sys, tempfile, time

@@ -25,7 +25,7 @@ from pathlib import Path
 import dask
 import distributed
 
-from dkfm.bench.bench_site import BenchSite
+from dkfm.bench.bench_environment import BenchEnvironment
 from dkfm.bench.calibration import measure_scheduler_seconds
 from dkfm.core.text_tables import Table
 from dkfm.execution.clusters.connect import connect
@@ -98,7 +98,7 @@ def measured(count, tasks, profile):
     ):
         client.wait_for_workers(count, timeout=ARRIVAL)
         empty = client.run_on_scheduler(peak_memory)
-        site = BenchSite(client, Path(folder), (1000,), 1)
+        site = BenchEnvironment(client, Path(folder), (1000,), 1)
         measure_scheduler_seconds(site, 10)
         start, worked = time.perf_counter(), time.process_time()
         if profile:
@@ -149,7 +149,9 @@ def main():
         rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
         print(rows[-1], file=sys.stderr, flush=True)
     print(
-        "\n".join(Table("Tasks that do nothing: a scheduler, its workers and a driver, each a process", rows).lines())
+        "\n".join(
+            Table("Tasks that do nothing: a scheduler, its workers and a driver, each a process", rows).format_lines()
+        )
     )
 
 

@@ -109,7 +109,7 @@ def list_settings(d):
     yield "Power", k.Linear() ** 3, lambda x, z: dot(x, z) ** 3, False
     yield "PowerSeries", k.PowerSeries(k.Cosine(), [1.0, 0.5, 0.25]), power_series, False
     yield "Exp", k.Exp(k.Cosine()), lambda x, z: mp.exp(normalized(dot)(x, z)), False
-    yield "Outer", k.Outer(_sum_of_row), lambda x, z: mp.fsum(x) * mp.fsum(z), False
+    yield "Outer", k.Outer(_row_sums), lambda x, z: mp.fsum(x) * mp.fsum(z), False
     yield "Scaled", 0.3 * k.Gaussian(r), lambda x, z: mpf(0.3) * gaussian(x, z, r), False
     widths = (0.3 * r, r, 3 * r)
     sums = k.Gaussian(widths[0]) + k.Gaussian(widths[1]) + k.Gaussian(widths[2])
@@ -131,7 +131,7 @@ def power_series(x, z):
     return 1 + c / 2 + c**2 / 4
 
 
-def _sum_of_row(X):
+def _row_sums(X):
     return X.sum(axis=1)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dkfm.cli import option_parsing
-from dkfm.kernels import serialization, sklearn_names
+from dkfm.kernels import kernel_specs, serialization
 
 COMMAND = """
 import sys
@@ -31,8 +31,8 @@ def complete(shell, *words):
 
 
 def test_the_names_that_are_completed_are_those_of_the_registry():
-    assert list(option_parsing.KERNEL_NAMES) == serialization.list_names()
-    theirs = set(sklearn_names._FACTORIES).difference(serialization.list_names())
+    assert list(option_parsing.KERNEL_NAMES) == serialization.list_named_kernels()
+    theirs = set(kernel_specs._FACTORIES).difference(serialization.list_named_kernels())
     assert set(option_parsing.SCIKIT_LEARN_NAMES) == theirs
 
 

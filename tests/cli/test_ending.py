@@ -223,7 +223,7 @@ def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_cl
     requirements = WorkerRequirements(LocalOutput("/"), "", b"", versions, 1000, 0, None, "")
     assert "BLAS" not in requirements.versions
     monkeypatch.setattr(worker_checks, "describe_blas_libraries", lambda: "")  # as of a worker that has macOS' own
-    worker_checks.check_workers(threaded_client, requirements)
+    worker_checks.find_unfit_workers(threaded_client, requirements)
     (answer,) = threaded_client.run(worker_checks._answer, requirements).values()
     assert answer.blas.startswith("unknown for ")
     assert not list(recwarn)
@@ -231,7 +231,7 @@ def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_cl
 
 def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeypatch):
     before = open_records()
-    parts = [temporary_folders.SubfolderOfShared("model", tmp_path) for _ in range(40)]
+    parts = [temporary_folders.TemporarySubfolder("model", tmp_path) for _ in range(40)]
     for part in parts:
         (part.path / "file").touch()
     assert open_records() == before + 1
@@ -243,7 +243,7 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # a forked child
         parts[0].remove()
-        other = temporary_folders.SubfolderOfShared("model", tmp_path)
+        other = temporary_folders.TemporarySubfolder("model", tmp_path)
         assert other.path.parent != above
         other.remove()
     assert left(tmp_path) == [above.name]
@@ -254,18 +254,18 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     parts[0].remove()
     assert left(tmp_path) == []
     assert open_records() == before
-    again = temporary_folders.SubfolderOfShared("model", tmp_path)
+    again = temporary_folders.TemporarySubfolder("model", tmp_path)
     assert again.path.is_dir()
     again.remove()
     assert left(tmp_path) == []
 
 
 def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
-    first = temporary_folders.SubfolderOfShared("model", tmp_path)
+    first = temporary_folders.TemporarySubfolder("model", tmp_path)
     (first.path.parent / "owner.json").unlink()
     first.path.rmdir()
     first.path.parent.rmdir()
-    second = temporary_folders.SubfolderOfShared("model", tmp_path)
+    second = temporary_folders.TemporarySubfolder("model", tmp_path)
     assert second.path.is_dir()
     first.remove()
     second.remove()

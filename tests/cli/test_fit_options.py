@@ -10,7 +10,7 @@ import dkfm
 from dkfm.cli.app import main
 from dkfm.errors import StoreError
 from dkfm.kernels import Gaussian
-from dkfm.storage import model_transfer
+from dkfm.storage import remote_stores
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_the_state_of_a_fit_stays_until_the_model_is_saved(fit, monkeypatch, tmp
 
     line = "--method features --basis cholesky --param sigma=2 --workspace w"
     with monkeypatch.context() as patch:
-        patch.setattr(model_transfer, "save_model", refuse)
+        patch.setattr(remote_stores, "save_model", refuse)
         assert "the disk is full" in fit(line).output
     assert [path.name.partition("-")[0] for path in (tmp_path / "w").iterdir()] == ["pivots"]
     assert fit(line).exit_code == 0

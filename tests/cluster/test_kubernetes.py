@@ -20,7 +20,7 @@ from cluster import manifests
 from cluster.manifests import FILES, FOLDER, PODS, bytes_of, command, containers, pods, read, services, settings
 from cluster.needs import needs
 from dkfm import kernels
-from dkfm.execution.model_cache import peak_memory_after_imports
+from dkfm.execution.model_cache import import_and_measure_peak_memory
 from helpers import harness
 
 needs("import dask_kubernetes", "import kubernetes_validate", "hadolint", "openssl")
@@ -326,7 +326,7 @@ def test_what_the_manifests_say_runs_over_tls_within_its_limits(tmp_path):
     with here.start(scheduler) as scheduling, here.start(worker) as working:
         with here.client() as client:
             client.wait_for_workers(1, timeout=60)
-            (before,) = client.run(peak_memory_after_imports).values()
+            (before,) = client.run(import_and_measure_peak_memory).values()
             (fact,) = client.scheduler_info()["workers"].values()
         limits = worker["resources"]["limits"]
         assert (fact["nthreads"], fact["memory_limit"]) == (int(limits["cpu"]), bytes_of(limits["memory"]))

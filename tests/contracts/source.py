@@ -19,18 +19,18 @@ def check_source(source, rows, travels=True):
         found = source.read(part)
         assert found.dtype == np.float64
         np.testing.assert_array_equal(_dense(found), rows[part])
-        np.testing.assert_array_equal(_dense(source.with_float32().read(part)), rows[part])
+        np.testing.assert_array_equal(_dense(source.with_float32_preserved().read(part)), rows[part])
     np.testing.assert_array_equal(_dense(read_finite(source, slice(0, n))), rows)
     assert source.name
     assert source.chunk_rows >= 1
-    assert source.mean_values_per_row >= 1
+    assert source.float64s_per_row >= 1
     for count in (1, 2, n):
         held = max(np.count_nonzero(rows[a : a + count]) for a in range(n - count + 1))
         assert source.max_size_in_float64s(count) >= held, "no fewer values than any so many rows hold"
     assert source.read_overhead_bytes(1) >= 0
     stamp = source.stamp()
     assert (source.stamp(), source.stamp_with_ctime()) == (stamp, source.stamp_with_ctime())
-    assert source.is_unchanged(stamp)
+    assert source.is_opening_valid(stamp)
     assert source.locate_row(n - 1)[1] in range(n)
     if travels:
         again = pickle.loads(pickle.dumps(source))

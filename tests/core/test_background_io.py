@@ -5,21 +5,21 @@ from itertools import count
 
 import pytest
 
-from dkfm.core.background_io import prefetch, write_behind
+from dkfm.core.background_io import overlap_writes, prefetch
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_results_and_items_keep_their_order(n):
     assert list(prefetch(lambda i=i: i for i in range(n))) == list(range(n))
     written = []
-    write_behind(iter(range(n)), written.append, n)
+    overlap_writes(iter(range(n)), written.append, n)
     assert written == list(range(n))
 
 
 def test_a_single_call_needs_no_thread():
     here, seen = threading.get_ident(), []
     list(prefetch([lambda: seen.append(threading.get_ident())]))
-    write_behind(iter([0]), lambda _: seen.append(threading.get_ident()), 1)
+    overlap_writes(iter([0]), lambda _: seen.append(threading.get_ident()), 1)
     assert seen == [here, here]
 
 
@@ -39,7 +39,7 @@ def test_an_item_is_written_while_the_next_is_computed():
         computed.set()
         yield 1
 
-    write_behind(items(), lambda item: written.set() if item == 0 else computed.wait(30), 2)
+    overlap_writes(items(), lambda item: written.set() if item == 0 else computed.wait(30), 2)
 
 
 @pytest.mark.parametrize("broken", range(3))
@@ -54,7 +54,7 @@ def test_an_exception_is_raised_when_its_result_is_due(broken):
     with pytest.raises(ValueError, match=str(broken)):
         next(results)
     with pytest.raises(ValueError, match=str(broken)):
-        write_behind(iter(range(3)), read, 3)
+        overlap_writes(iter(range(3)), read, 3)
 
 
 def test_at_most_two_items_are_there():
@@ -73,5 +73,5 @@ def test_at_most_two_items_are_there():
 
     for result in prefetch([Item] * 6):
         del result
-    write_behind((Item() for _ in range(6)), lambda item: None, 6)
+    overlap_writes((Item() for _ in range(6)), lambda item: None, 6)
     assert most <= 2

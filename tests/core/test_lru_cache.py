@@ -10,18 +10,18 @@ from dkfm.core.lru_cache import LruCache
 def test_values_are_computed_once_and_the_least_recently_used_are_removed():
     cache, computed = LruCache(2), []
     for key in "aabacdb":
-        assert cache.get(key, lambda key=key: computed.append(key) or key.upper()) == key.upper()
+        assert cache.get_or_compute(key, lambda key=key: computed.append(key) or key.upper()) == key.upper()
     assert computed == ["a", "b", "c", "d", "b"]
-    cache.remove(lambda key: key == "b")
+    cache.remove_matching(lambda key: key == "b")
     assert "b" not in cache
-    cache.remove()
+    cache.remove_matching()
     assert len(cache) == 0
 
 
 def test_room_is_made_by_size_before_a_value_is_computed():
     cache, kept = LruCache(10, size_of=len), []
     for key, length in enumerate((6, 6, 20, 1)):
-        cache.get(key, lambda length=length: kept.append(len(cache)) or "x" * length)
+        cache.get_or_compute(key, lambda length=length: kept.append(len(cache)) or "x" * length)
     assert kept == [0, 1, 1, 0]
 
 
@@ -30,7 +30,7 @@ def test_values_beside_the_one_asked_for_never_take_more_than_may_stay(keys, kep
     cache = LruCache(lambda: kept, size_of=len)
     for key in keys:
         others = lambda key=key: sum(len(cache._values[k]) for k in cache._values if k != key)  # noqa: E731
-        value = cache.get(key, lambda key=key, others=others: others() <= kept and "x" * key)
+        value = cache.get_or_compute(key, lambda key=key, others=others: others() <= kept and "x" * key)
         assert value == "x" * key
         assert others() <= kept
     cache.shrink(3)
@@ -39,9 +39,9 @@ def test_values_beside_the_one_asked_for_never_take_more_than_may_stay(keys, kep
 
 def test_values_are_removed_at_once_or_not_at_all():
     cache = LruCache(2)
-    cache.get("a", lambda: cache.remove_unless_busy() or 1)
+    cache.get_or_compute("a", lambda: cache.clear_unless_busy() or 1)
     assert "a" in cache
-    cache.remove_unless_busy()
+    cache.clear_unless_busy()
     assert len(cache) == 0
 
 
@@ -53,12 +53,12 @@ def test_no_value_is_computed_while_another_one_is_used():
         used.append(value)
         return value + 1
 
-    assert cache.apply(use, "key", lambda: 1) == 2
+    assert cache.call_with_value(use, "key", lambda: 1) == 2
     assert used == [1]
 
 
 def test_a_value_that_cannot_be_computed_leaves_the_cache_usable():
     cache = LruCache(1)
     with pytest.raises(ZeroDivisionError):
-        cache.get("key", lambda: 1 / 0)
-    assert cache.get("key", lambda: 3) == 3
+        cache.get_or_compute("key", lambda: 1 / 0)
+    assert cache.get_or_compute("key", lambda: 3) == 3

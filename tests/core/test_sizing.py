@@ -36,7 +36,7 @@ def zeros(*shape, dtype="f8"):
 def test_a_job_on_paper_has_the_tasks_and_the_bytes_of_a_plan(rows, n, d, p, machines, dtype):
     head = Head(zeros(n, p, dtype=dtype), zeros(p, dtype=dtype))
     model, source = Model(Gaussian(), zeros(n, d, dtype=dtype), {"scores": head}), MemorySource(zeros(rows, d))
-    plan = planning.plan_in_memory(model, ["scores"], source, threads=16 * machines)
+    plan = planning.plan_with_model_in_memory(model, ["scores"], source, threads=16 * machines)
     free = Constants(scheduler_seconds=0.0)
     found = sizing(rows, n, d, p, machines=machines, itemsize=model.dtype.itemsize, constants=free)
     assert not found.asked

@@ -97,7 +97,7 @@ def test_a_kernel_that_is_indefinite_by_rounding_alone_keeps_the_cut_of_twice_it
 def test_rcond_cuts_a_clipped_kernel_too():
     _, _, K = case("random")
     found = roots.inverse_root(np.asfortranarray(K), rcond=0.5, on_indefinite="clip")
-    assert found.values[-1] > 0.5 * found.values[0] >= found.dropped[0]
+    assert found.values[-1] > 0.5 * found.values[0] >= found.dropped_values[0]
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "random"])

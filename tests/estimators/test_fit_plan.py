@@ -16,7 +16,7 @@ from dkfm.core import budget, cpus
 from dkfm.errors import BudgetError, InvalidInputError, KernelError
 from dkfm.estimators.fitting import pca
 from dkfm.execution import memory
-from dkfm.gram import build, roads
+from dkfm.gram import build, product_costs
 from dkfm.numerics import kernel_components, pivoted_cholesky
 
 GAUSSIAN = kernels.Gaussian(2.0)
@@ -122,8 +122,8 @@ def test_files_of_tiles_take_time(tmp_path):
 
 def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(monkeypatch, tmp_path):
     n, q = 40_000, 20
-    monkeypatch.setattr(memory, "available_memory", lambda: 4 * 10**9)
-    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 2e-9)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 4 * 10**9)
+    monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 2e-9)
     plan = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n, 50))
     assert plan.road == "20 eigenvectors by products with the Gram matrix computed anew each time"
     assert (plan.disk_bytes, plan.place) == (0, "")
@@ -144,7 +144,7 @@ def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(
 
 
 def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 1e-10)  # the products count
+    monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 1e-10)  # the products count
     easy, hard = rng.normal(size=(9000, 2)), rng.normal(size=(9000, 40))
     np.save(tmp_path / "x.npy", hard)
     pca_ = dkfm.KernelPCA(5, kernel=kernels.Gaussian(6.0))
@@ -154,15 +154,15 @@ def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monke
 
 
 def test_a_plan_of_predictions_of_left_out_rows_adds_the_inverse_of_the_factor_and_no_kernel_values(monkeypatch):
-    monkeypatch.setattr(roads, "multiplication_seconds", lambda: 5e-11)
+    monkeypatch.setattr(product_costs, "multiplication_seconds", lambda: 5e-11)
 
     def added(value):
-        monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: value)
+        monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: value)
         one, other = (dkfm.KernelRidge(kernel=GAUSSIAN, solver="tiled", leave_one_out=left) for left in (False, True))
         return dkfm.plan_fit(other, (50_000, 10)).seconds - dkfm.plan_fit(one, (50_000, 10)).seconds
 
     for value in (1e-9, 1e-6):
-        assert added(value) == pytest.approx(roads.factor_seconds(50_000, cpus.COUNT))
+        assert added(value) == pytest.approx(product_costs.factor_seconds(50_000, cpus.COUNT))
 
 
 @pytest.mark.parametrize(("shrinkage", "squares"), [(1e-3, 1), ("auto", budget.EIGENVECTOR_SQUARES)])
@@ -217,7 +217,7 @@ def test_the_command_prints_the_plan_and_writes_nothing(run, tmp_path):
 
 
 def test_a_plan_that_does_not_fit_ends_with_1_after_it_was_printed(run, monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 1000)
     ended = run("--kernel gaussian --dry-run")
     assert ended.exit_code == 1
     assert "BudgetError: A fit of 120 rows needs" in ended.stderr

@@ -178,7 +178,7 @@ def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, 
     from dkfm.numerics.eigensolvers import lanczos
 
     held = budget.lanczos_bytes(1200, 5, lanczos.choose_basis_columns(1200, q), lanczos.choose_block_columns(1200, q))
-    monkeypatch.setattr(memory, "available_memory", lambda: held - 5_000_000)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: held - 5_000_000)
     found = KernelPCA(q, kernel="rbf", tile_rows=300, workspace=tmp_path / "w").fit(X)
     require_same(found, truth, X, Z, 1e-9)
     assert len(list((tmp_path / "w").glob("gram-*.zarr"))) == 1
@@ -188,7 +188,7 @@ def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, 
     K[0] += 1e-3
     with pytest.raises(InvalidInputError, match="not symmetric"):
         KernelPCA(q, kernel="precomputed").fit(K)
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**6)
     with pytest.raises(BudgetError, match="Lanczos with N = 1200"):
         KernelPCA(q, kernel="rbf").fit(X)
 
@@ -338,10 +338,10 @@ def test_the_linear_kernel_gives_the_worked_example_of_pca_digit_for_digit():
     scores = pca.transform(EXAMPLE)
     signs = np.sign((scores * SCORES).sum(axis=0))
     np.testing.assert_allclose(scores * signs, SCORES, rtol=0, atol=0.5001e-4)
-    axes = EXAMPLE.T @ pca._head_weights * signs
+    axes = EXAMPLE.T @ pca._component_weights * signs
     np.testing.assert_allclose(axes, LOADINGS, rtol=0, atol=0.5001e-4)
     three = KernelPCA(3).fit(EXAMPLE)
-    rebuilt = EXAMPLE.mean(axis=0) + three.transform(EXAMPLE) @ (EXAMPLE.T @ three._head_weights).T
+    rebuilt = EXAMPLE.mean(axis=0) + three.transform(EXAMPLE) @ (EXAMPLE.T @ three._component_weights).T
     np.testing.assert_array_equal(np.round(rebuilt, 1), REBUILT)
     assert round(float(np.sqrt(three.reconstruction_error(EXAMPLE).sum())), 4) == 1.2074
     np.testing.assert_allclose(PCA().fit(EXAMPLE).explained_variance_[:4] * 4, pca.eigenvalues_, rtol=1e-12)

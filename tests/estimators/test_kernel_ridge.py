@@ -284,7 +284,7 @@ def test_what_cannot_be_fitted_is_refused_in_a_sentence(X, parameters, y, messag
 
 
 def test_too_little_memory_is_refused_with_both_numbers(X, monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**6)
     with pytest.raises(BudgetError, match=r"needs .* MB .* and 1 MB .* are there"):
         dkfm.KernelRidge(kernel=Gaussian(1.0), solver="dense").fit(X, np.ones(120))
 

@@ -393,7 +393,7 @@ def test_a_store_whose_arrays_do_not_fit_its_model_is_refused(name, rng, tmp_pat
 
 def test_a_store_of_another_precision_than_it_says_is_refused(rng, tmp_path):
     phi = dkfm.ExactFeatureMap(K).fit(rng.normal(size=(30, 2)))
-    phi._fitted_parameters["dtype"] = "float32"
+    phi._params_at_fit["dtype"] = "float32"
     phi.save(tmp_path / "phi")
     with pytest.raises(UnsupportedStoreError, match="not of the precision"):
         dkfm.load(tmp_path / "phi")

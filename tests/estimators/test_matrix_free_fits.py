@@ -14,18 +14,18 @@ from dkfm.errors import BudgetError, DkfmWarning, KernelError
 from dkfm.estimators.fitting import eigenproblem, fit_certificates
 from dkfm.execution import lazy_scoring, memory
 from dkfm.files import temporary_folders
-from dkfm.gram.roads import Road
+from dkfm.gram.product_costs import ProductMethod
 from helpers.harness import left
 
 
 @pytest.fixture
 def road(monkeypatch):
     """Function that leaves one road to the fits that follow; it returns those that they could take."""
-    select = eigenproblem.select_roads
+    select = eigenproblem.rank_product_methods
 
     def leave(only):
         monkeypatch.setattr(
-            eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is only]
+            eigenproblem, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is only]
         )
 
     return leave
@@ -48,7 +48,7 @@ def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered
     X, Z = rng.normal(size=(1200, 6)) * [3, 2, 1, 1, 1, 1], rng.normal(size=(40, 6))
     weights = rng.uniform(0.5, 2.0, 1200) if weighted else None
     truth = KernelPCA(5, kernel=kernel, centered=centered, eigen_solver="dense").fit(X, sample_weight=weights)
-    road(Road.MATRIX_FREE)
+    road(ProductMethod.MATRIX_FREE)
     found = KernelPCA(5, kernel=kernel, centered=centered).fit(X, sample_weight=weights)
     scale = np.sqrt(truth.eigenvalues_[0])
     np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-11)
@@ -60,7 +60,7 @@ def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered
 
 def test_components_are_scikit_learns_to_ten_digits(rng, road):
     X = rng.normal(size=(1500, 8)) * np.linspace(3, 1, 8)
-    road(Road.MATRIX_FREE)
+    road(ProductMethod.MATRIX_FREE)
     found = KernelPCA(6, kernel="rbf", gamma=0.02).fit(X)
     peer = Peer(6, kernel="rbf", gamma=0.02, eigen_solver="dense").fit(X)
     np.testing.assert_allclose(found.eigenvalues_, peer.eigenvalues_, rtol=1e-10)
@@ -73,7 +73,7 @@ def test_components_are_scikit_learns_to_ten_digits(rng, road):
 @pytest.mark.slow
 def test_a_cluster_gives_the_bits_of_threads(rng, road, processes, tmp_path, monkeypatch):
     X = rng.normal(size=(1200, 6))
-    road(Road.MATRIX_FREE)
+    road(ProductMethod.MATRIX_FREE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Client(processes):
         on_workers = KernelPCA(5, kernel="rbf", tile_rows=500).fit(X)
@@ -116,7 +116,7 @@ def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, 
 def test_a_kernel_that_overflows_is_named(rng, road):
     X = rng.normal(size=(1100, 3))
     X[1000] = 1e200
-    road(Road.MATRIX_FREE)
+    road(ProductMethod.MATRIX_FREE)
     with pytest.raises(KernelError, match=r"rows (1000 and \d+|\d+ and 1000)"):
         KernelPCA(2, kernel="poly").fit(X)
 
@@ -137,8 +137,8 @@ def test_a_small_matrix_is_kept_and_none_is_begun_without_memory(rng, monkeypatc
         eigenproblem, "open_eigenproblem", lambda data, road, *rest: opened.append(road) or original(data, road, *rest)
     )
     KernelPCA(2, kernel="rbf").fit(X)
-    assert opened == [Road.DENSE]
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
+    assert opened == [ProductMethod.DENSE]
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**6)
     with pytest.raises(BudgetError, match="Lanczos with N = 1100"):
         KernelPCA(2, kernel="rbf").fit(X)
-    assert opened == [Road.DENSE]
+    assert opened == [ProductMethod.DENSE]

@@ -7,7 +7,7 @@ from dkfm import ExactFeatureMap, KernelPCA, kernels
 from dkfm.errors import ConvergenceError
 from dkfm.estimators.fitting import eigenproblem, feature_maps, fit_certificates
 from dkfm.gram import matrix_free, row_passes, streamed_pivots
-from dkfm.gram.roads import Road
+from dkfm.gram.product_costs import ProductMethod
 from dkfm.gram.stored_gram import StoredGram
 from helpers.harness import left
 
@@ -39,15 +39,15 @@ def kill_at(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", [Road.MATRIX_FREE, Road.STORED])
+@pytest.mark.parametrize("road", [ProductMethod.MATRIX_FREE, ProductMethod.STORED])
 def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
     X, weights = rng.normal(size=(1300, 3)), rng.uniform(1, 2, 1300)
-    select = eigenproblem.select_roads
+    select = eigenproblem.rank_product_methods
     monkeypatch.setattr(
-        eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is road]
+        eigenproblem, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is road]
     )
     pca = KernelPCA(12, kernel=K, workspace=tmp_path, tile_rows=500, progress=False)
-    owner = matrix_free.MatrixFreeGram if road is Road.MATRIX_FREE else StoredGram
+    owner = matrix_free.MatrixFreeGram if road is ProductMethod.MATRIX_FREE else StoredGram
     with monkeypatch.context():
         calls = kill_at(owner, "__matmul__")
         truth = pca.fit(X, sample_weight=weights).eigenvectors_
@@ -58,7 +58,7 @@ def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
         pca.set_params(workspace=folder)
         monkeypatch.undo()
         monkeypatch.setattr(
-            eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is road]
+            eigenproblem, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is road]
         )
         kill_at(owner, "__matmul__", at)
         with pytest.raises(Killed):
@@ -117,16 +117,16 @@ def test_rows_that_changed_begin_anew(rng, tmp_path, monkeypatch, kill_at):
 
 
 def force(monkeypatch, road):
-    select = eigenproblem.select_roads
+    select = eigenproblem.rank_product_methods
     monkeypatch.setattr(
-        eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is road]
+        eigenproblem, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is road]
     )
 
 
 @pytest.mark.slow
 def test_more_products_go_on_from_a_fit_that_did_not_converge(rng, tmp_path, monkeypatch, kill_at):
     X = rng.normal(size=(1300, 3))
-    force(monkeypatch, Road.MATRIX_FREE)
+    force(monkeypatch, ProductMethod.MATRIX_FREE)
     pca = KernelPCA(12, kernel=K, eigen_solver="arpack", max_iter=5, workspace=tmp_path, progress=False)
     with pytest.raises(ConvergenceError, match="raise max_iter"):
         pca.fit(X)
@@ -145,7 +145,7 @@ def test_more_products_go_on_from_a_fit_that_did_not_converge(rng, tmp_path, mon
 @pytest.mark.parametrize("kind", ["components", "map"])
 def test_a_kill_after_the_search_begins_it_not_anew(kind, rng, tmp_path, monkeypatch, kill_at):
     X = rng.normal(size=(1300, 3))
-    force(monkeypatch, Road.MATRIX_FREE)
+    force(monkeypatch, ProductMethod.MATRIX_FREE)
     if kind == "components":
         fit, owner, name = KernelPCA(12, kernel=K, workspace=tmp_path), matrix_free.MatrixFreeGram, "__matmul__"
         kill_at(fit_certificates, "certify_components", 1)

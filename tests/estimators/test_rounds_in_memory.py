@@ -51,15 +51,15 @@ def test_rounds_of_an_array_run_on_a_cluster(rng, processes, tmp_path, sparse):
 @pytest.mark.parametrize("options", [{}, {"landmarks": "random_pivots", "n_landmarks": 300, "random_state": 1}])
 def test_columns_that_do_not_fit_go_over_to_rounds(rng, monkeypatch, options):
     X, rounds = rng.normal(size=(700, 3)), []
-    monkeypatch.setattr(landmarks.budget, "pivot_columns_bytes", lambda n, d, r, copies: 10**15 if r > 40 else 0)
+    monkeypatch.setattr(landmarks.budget, "columnwise_pivots_bytes", lambda n, d, r, copies: 10**15 if r > 40 else 0)
     monkeypatch.setattr(landmarks.budget, "gram_and_pivots_seconds", lambda n, d, r: 1e9)
     monkeypatch.setattr(landmarks.pivoted_cholesky, "BLOCK_COLUMNS", 40)
-    require = memory.require_driver_memory
+    require = memory.require_factorization_memory
 
     def refuse_squares(n, *given):
         require(n * 10**6 if n == 700 else n, *given)
 
-    monkeypatch.setattr(memory, "require_driver_memory", refuse_squares)
+    monkeypatch.setattr(memory, "require_factorization_memory", refuse_squares)
     find = landmarks.streamed.find_pivots
     monkeypatch.setattr(landmarks.streamed, "find_pivots", lambda *a, **o: rounds.append(1) or find(*a, **o))
     found = fit(X, **options)

@@ -5,10 +5,10 @@ import pytest
 
 import dkfm
 from dkfm.errors import InvalidInputError, NotSupportedError
-from dkfm.estimators.fitting import solvers
-from dkfm.estimators.planning import system_plans
+from dkfm.estimators.fitting import solver_choice
+from dkfm.estimators.planning import linear_system_plans
 from dkfm.execution import memory
-from dkfm.gram import build, roads
+from dkfm.gram import build, product_costs
 from dkfm.kernels import Gaussian, NegativeSquaredDistance
 
 WORDS = {"kernel": "rbf", "gamma": 0.3, "tile_rows": 60}
@@ -23,7 +23,7 @@ def X(rng):
 @pytest.fixture
 def without_memory(monkeypatch):
     """No room for a Gram matrix."""
-    for module in (solvers, system_plans):
+    for module in (solver_choice, linear_system_plans):
         monkeypatch.setattr(module, "has_gram_memory", lambda *given: False)
     monkeypatch.setattr(build, "compute_driver_gram", None)
 
@@ -131,8 +131,8 @@ def test_near_rounding_tiles_are_as_exact_as_the_matrix_in_memory(rng, factor):
 
 
 def test_the_plan_counts_the_inverse_and_the_factor_of_each_penalty(tmp_path, monkeypatch):
-    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 2e-9)
-    monkeypatch.setattr(roads, "multiplication_seconds", lambda: 5e-11)
+    monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 2e-9)
+    monkeypatch.setattr(product_costs, "multiplication_seconds", lambda: 5e-11)
 
     def plan(alpha=1.0, **options):
         return dkfm.plan_fit(dkfm.KernelRidge(alpha, kernel="rbf", solver="tiled", **options), (100_000, 50))
@@ -150,9 +150,8 @@ def test_wrong_parameters_are_refused(X, parameter, value):
 
 
 def test_memory_decides_between_a_matrix_and_none(X, monkeypatch):
-    from dkfm.estimators.fitting import solvers
 
-    rows = solvers.TrainingRows(Gaussian(1.0), X, 3)
-    assert solvers.choose_solver(rows, "auto", "", "KernelRidge") == "dense"
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
-    assert solvers.choose_solver(rows, "auto", "", "KernelRidge") == "auto"
+    rows = solver_choice.TrainingRows(Gaussian(1.0), X, 3)
+    assert solver_choice.choose_solver(rows, "auto", "", "KernelRidge") == "dense"
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**6)
+    assert solver_choice.choose_solver(rows, "auto", "", "KernelRidge") == "auto"

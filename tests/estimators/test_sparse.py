@@ -148,7 +148,7 @@ def test_a_sparse_row_counts_in_the_budget_as_what_it_holds():
     rng = np.random.default_rng(0)
     place = np.arange(10_000) // 10, rng.integers(10**6, size=10_000)
     x = sparse.csr_array((rng.uniform(size=10_000), place), shape=(1000, 10**6))
-    assert kernel_rows.estimate_values_per_row(x) < 30
+    assert kernel_rows.estimate_float64s_per_row(x) < 30
     pca = dkfm.KernelPCA(2, kernel=kernels.Linear()).fit(x)
     assert pca.model_.nbytes < 10**6
     assert pca.model_.n_features_in == 10**6

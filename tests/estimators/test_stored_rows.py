@@ -17,7 +17,7 @@ import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
 from dkfm.cli.app import main
 from dkfm.errors import BudgetError, InvalidInputError, NotSupportedError
-from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting import stored_training_rows
 from dkfm.execution import memory
 from dkfm.gram import row_passes, streamed_rows
 from helpers.harness import left
@@ -106,14 +106,14 @@ def phi_frame(X):
 def test_rows_that_change_meanwhile_leave_the_estimator_as_it_was(stored, monkeypatch, tmp_path):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3)
-    find = streamed.find_streamed_pivots
+    find = stored_training_rows.find_streamed_pivots
 
     def change(*given):
         found = find(*given)
         np.save(tmp_path / "x.npy", X + 1)
         return found
 
-    monkeypatch.setattr(streamed, "find_streamed_pivots", change)
+    monkeypatch.setattr(stored_training_rows, "find_streamed_pivots", change)
     with pytest.raises(InvalidInputError, match=r"changed while it was read, .*; fit again"):
         phi.fit(forms[0])
     with pytest.raises(Exception, match="not fitted"):
@@ -122,13 +122,13 @@ def test_rows_that_change_meanwhile_leave_the_estimator_as_it_was(stored, monkey
 
 def test_a_factor_larger_than_memory_is_refused_with_the_bound_so_far(stored, monkeypatch):
     free = chain([10**9], repeat(300_000))  # the second look is that after the first round
-    monkeypatch.setattr(memory, "available_memory", lambda: next(free))
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: next(free))
     with pytest.raises(BudgetError, match=r"after \d+ pivots the error bound is"):
         ExactFeatureMap(K, basis="cholesky").fit(stored[1][0])
 
 
 def test_a_search_larger_than_memory_is_refused_before_it_begins(stored, monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 300_000)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 300_000)
     with pytest.raises(BudgetError, match="The search for pivots of N = 700 rows"):
         ExactFeatureMap(K, basis="cholesky").fit(stored[1][0])
 

@@ -18,7 +18,7 @@ from dkfm.cli.app import main
 from dkfm.core import cpus
 from dkfm.errors import DkfmError, InvalidInputError, NotPSDError, NotSupportedError, StoreError
 from dkfm.execution import lazy_scoring
-from dkfm.gram import roads
+from dkfm.gram import product_costs
 from dkfm.storage import model_store, streamed_weights, zarr_store
 
 KERNELS = [kernels.Gaussian(0.7), kernels.Laplacian(1.0), kernels.Gaussian(1.0) + 0.5 * kernels.Polynomial(2)]
@@ -171,8 +171,8 @@ def test_a_stored_file_a_sparse_array_and_a_precomputed_kernel(rng, tmp_path):
 
 
 def test_the_plan_has_the_disk_and_the_time_of_the_factor_and_the_root(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 1e-9)
-    monkeypatch.setattr(roads, "multiplication_seconds", lambda: 4e-11)
+    monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 1e-9)
+    monkeypatch.setattr(product_costs, "multiplication_seconds", lambda: 4e-11)
     phi = ExactFeatureMap(KERNELS[0], basis="cholesky", build="tiled", workspace=tmp_path / "work")
     plan = dkfm.plan_fit(phi, (40_000, 50))
     assert plan.road == "a Cholesky factor in tiles on disk, and weights that stay there"
@@ -207,13 +207,13 @@ import numpy as np
 from dkfm import ExactFeatureMap, kernels
 from dkfm.core import budget, cpus
 from dkfm.execution import memory
-from dkfm.gram.linear_systems import tiled_root
+from dkfm.gram.linear_systems import tiled_inverse_factor
 n, kernel = 4000, kernels.Gaussian(3.0)
 X = np.random.default_rng(0).normal(size=(n, 10))
 ExactFeatureMap(kernel, basis="cholesky").fit(X[:300]).transform(X[:10])
 before = memory.peak_memory()
 ExactFeatureMap(kernel, basis="cholesky", build="tiled", workspace=sys.argv[1], tile_rows=500).fit(X)
-each = max(budget.factor_task_bytes(500, 10), tiled_root.task_bytes(n, 500))
+each = max(budget.factor_task_bytes(500, 10), tiled_inverse_factor.task_bytes(n, 500))
 print(memory.peak_memory() - before, budget.tiled_map_bytes(n, 10, cpus.COUNT * each))
 """
 

@@ -14,9 +14,9 @@ K = kernels.Gaussian(1.0)
 
 @pytest.fixture(autouse=True)
 def empty_cache():
-    model_cache._scorers.remove()
+    model_cache._scorers.remove_matching()
     yield
-    model_cache._scorers.remove()
+    model_cache._scorers.remove_matching()
 
 
 @pytest.fixture
@@ -90,21 +90,21 @@ def test_models_make_room_for_all_other_work_and_for_a_job_that_would_not_fit(sa
     score(path, rows, tmp_path / "out")
     need = dkfm.plan_score(path, rows, tmp_path / "new")
     need = need.model_bytes + need.threads * need.task_bytes
-    monkeypatch.setattr(memory, "free_memory", lambda: need - len(model_cache._scorers))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: need - len(model_cache._scorers))
     assert memory.task_budget(None, 1, needed=need - 1) == need - 1
     assert len(model_cache._scorers) == 1
     assert not dkfm.plan_score(path, rows, tmp_path / "new").streamed
     assert len(model_cache._scorers) == 0
     monkeypatch.undo()
     score(path, rows, tmp_path / "out")
-    assert memory.available_memory() > 0
+    assert memory.clear_caches_and_measure_memory() > 0
     assert len(model_cache._scorers) == 0
 
 
 def test_models_do_not_stay_after_a_job_where_little_memory_is_free(saved, tmp_path, monkeypatch):
     _, path, rows = saved
-    free = memory.free_memory
-    monkeypatch.setattr(model_cache.memory, "free_memory", lambda: min(free(), 10**9))
+    free = memory.measure_free_memory
+    monkeypatch.setattr(model_cache.memory, "measure_free_memory", lambda: min(free(), 10**9))
     monkeypatch.setattr(model_cache, "_FREE_SHARE", 1e-9)
     score(path, rows, tmp_path / "out")
     assert len(model_cache._scorers) == 0

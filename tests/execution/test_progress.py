@@ -141,7 +141,7 @@ def test_progress_is_a_parameter_that_no_model_keeps(rng, tmp_path):
         fitted = estimator.fit(X)
         fitted.save(tmp_path / type(fitted).__name__)
         loaded = dkfm.load(tmp_path / type(fitted).__name__)
-        assert "progress" not in loaded._fitted_parameters
+        assert "progress" not in loaded._params_at_fit
         assert loaded.progress is True
         np.testing.assert_array_equal(loaded.transform(X), fitted.transform(X))
         np.testing.assert_array_equal(clone(loaded).fit(X).transform(X), fitted.transform(X))

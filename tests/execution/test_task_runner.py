@@ -24,7 +24,7 @@ class Scripted:
     threads = 2
 
     def __init__(self, outcome, health=None):
-        self.outcome, self.state = outcome, health or ExecutorHealth(running_workers=("a", "b"))
+        self.outcome, self.state = outcome, health or ExecutorHealth(running_addresses=("a", "b"))
         self.waiting, self.submitted = deque(), []
 
     def submit(self, key, function, *arguments, workers=None):
@@ -104,7 +104,7 @@ def test_tasks_whose_workers_died_are_run_alone_when_all_others_are_done():
         lambda number, copy: died if number in (2, 5) and (number == 5 or not copy_of(executor, 2)) else number
     )
     tally, found = go(executor, 8)
-    assert (sorted(found), tally.fatal_tasks, tally.retries) == ([0, 1, 2, 3, 4, 6, 7], [5], 4)
+    assert (sorted(found), tally.fatal_task_numbers, tally.retries) == ([0, 1, 2, 3, 4, 6, 7], [5], 4)
     assert [number for number, _, _ in executor.submitted[-4:]] == [2, 5, 5, 5]
     assert len(set(executor.submitted)) == len(executor.submitted)  # no key twice: a cluster may have its old end
 
@@ -116,7 +116,7 @@ def copy_of(executor, number):
 
 def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts_once():
     executor = Scripted(lambda number, copy: None if number == 1 and copy == 0 else number)
-    executor.state = ExecutorHealth(running_workers=("b",), silent_workers=("a",), stuck_tasks=(("x", 1, 0),))
+    executor.state = ExecutorHealth(running_addresses=("b",), silent_addresses=("a",), stuck_tasks=(("x", 1, 0),))
     late = executor.submit
 
     def submit(key, function, *arguments, workers=None):
@@ -133,7 +133,7 @@ def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts
 
 def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
     executor = Scripted(lambda number, copy: None if copy == 0 else number)
-    executor.state = ExecutorHealth(running_workers=("b",), silent_workers=("a",), stuck_tasks=(("x", 0, 0),))
+    executor.state = ExecutorHealth(running_addresses=("b",), silent_addresses=("a",), stuck_tasks=(("x", 0, 0),))
     take = executor.submit
 
     def submit(key, *arguments, workers=None):
@@ -156,9 +156,9 @@ def test_results_of_an_earlier_run_are_not_taken_for_this_one_s():
     [
         (ExecutorHealth(answers=False), "the scheduler does not answer"),
         (ExecutorHealth(), "there is no worker"),
-        (ExecutorHealth(paused_workers=("a", "b")), "paused, without memory"),
-        (ExecutorHealth(silent_workers=("tcp://a",)), "of tcp://a nothing is heard"),
-        (ExecutorHealth(running_workers=("a",)), "give them a longer stall timeout"),
+        (ExecutorHealth(paused_addresses=("a", "b")), "paused, without memory"),
+        (ExecutorHealth(silent_addresses=("tcp://a",)), "of tcp://a nothing is heard"),
+        (ExecutorHealth(running_addresses=("a",)), "give them a longer stall timeout"),
     ],
 )
 def test_silence_ends_in_a_sentence_that_says_what_is_known(health, words):
@@ -177,7 +177,7 @@ def test_without_a_limit_a_task_takes_its_time_while_a_worker_is_well(monkeypatc
         looks += 1
         if looks == 1000:
             executor.waiting.append(FinishedTask((executor.name, 0, 0), 0))
-        return ExecutorHealth(running_workers=("a",)) if looks <= 1000 else ExecutorHealth()
+        return ExecutorHealth(running_addresses=("a",)) if looks <= 1000 else ExecutorHealth()
 
     submit = executor.submit
 
@@ -222,9 +222,9 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
     executor = executors.ClientExecutor(client)
     assert executor.threads == 6
     health = executor.update_health()
-    assert (health.running_workers, health.paused_workers, health.silent_workers) == (("a", "b"), ("c",), ())
+    assert (health.running_addresses, health.paused_addresses, health.silent_addresses) == (("a", "b"), ("c",), ())
     health = executor.update_health()
-    assert (health.running_workers, health.paused_workers, health.silent_workers) == (("b",), ("c",), ("a",))
+    assert (health.running_addresses, health.paused_addresses, health.silent_addresses) == (("b",), ("c",), ("a",))
     assert executor.threads == 3
     assert asked[-1] == ["c", "a"]
     assert health.stuck_tasks == ()  # no task of this executor
@@ -282,7 +282,7 @@ def test_tasks_that_wait_for_one_whose_worker_died_follow_it_when_it_has_run_alo
         yield from ((2,), (3,))
 
     tally = task_runner.run_tasks(executor, "test", abs, tasks(), 4, False, done.append)
-    assert (done, tally.retries, tally.fatal_tasks) == ([0, 1, 2, 3], 1, [])
+    assert (done, tally.retries, tally.fatal_task_numbers) == ([0, 1, 2, 3], 1, [])
     fatal, done = Scripted(lambda number, copy: number if number != 1 else WorkerDiedError("It.")), []
-    assert task_runner.run_tasks(fatal, "test", abs, tasks(), 4, False, done.append).fatal_tasks == [1]
+    assert task_runner.run_tasks(fatal, "test", abs, tasks(), 4, False, done.append).fatal_task_numbers == [1]
     assert done == [0]

@@ -41,13 +41,13 @@ def test_the_unfit_are_returned_where_another_may_be_fit_and_raised_where_none_i
     unfit = [f"tcp://{i}" for i, kind in enumerate(kinds) if kind in ("unfit", "broken")]
     if set(kinds) == {"late"}:
         with pytest.raises(ClusterError, match="No worker has answered"):
-            worker_checks.check_workers(threaded_client, requirements)
+            worker_checks.find_unfit_workers(threaded_client, requirements)
     elif unfit and not {"fit", "late"} & set(kinds):
         with pytest.raises(UnfitWorkerError) as raised:
-            worker_checks.check_workers(threaded_client, requirements)
+            worker_checks.find_unfit_workers(threaded_client, requirements)
         assert raised.value.worker == unfit[0]
     else:
-        found = worker_checks.check_workers(threaded_client, requirements)
+        found = worker_checks.find_unfit_workers(threaded_client, requirements)
         assert [error.worker for error in found] == unfit
 
 
@@ -122,7 +122,7 @@ def test_no_worker_is_left_aside_whose_memory_holds_a_task_that_reads_weights_fr
 
     def plan(**limits):
         budgets = {name: lambda shared, limit=limit: limit - shared for name, limit in limits.items()}
-        monkeypatch.setattr(memory, "worker_task_budgets", lambda client, shared: budgets)
+        monkeypatch.setattr(memory, "worker_task_budget_functions", lambda client, shared: budgets)
         return dkfm.plan_score(*arguments, chunk_rows=60, client=threaded_client)
 
     whole = plan(large=10**12)

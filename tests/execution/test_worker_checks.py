@@ -40,7 +40,7 @@ def changed(requirements, **values):
 
 
 def test_workers_that_are_fit_are_taken(threaded_client, requirements):
-    worker_checks.check_workers(threaded_client, requirements)
+    worker_checks.find_unfit_workers(threaded_client, requirements)
 
 
 @pytest.mark.parametrize("name", ["python", *worker_checks._PACKAGES])
@@ -49,7 +49,7 @@ def test_another_version_of_any_package_is_told_with_both(threaded_client, requi
     for version, told in (("9.9", "9.9"), *([] if requirements.versions[name] is None else [(None, "has none")])):
         other = changed(requirements, versions=requirements.versions | {name: version})
         with pytest.raises(UnfitWorkerError, match=rf"^The worker inproc://\S+ has {had}, and the driver {told}; "):
-            worker_checks.check_workers(threaded_client, other)
+            worker_checks.find_unfit_workers(threaded_client, other)
 
 
 def test_another_patch_of_python_is_the_same_python():
@@ -72,36 +72,36 @@ def test_a_worker_that_sees_another_store_is_named(threaded_client, requirements
         with pytest.raises(
             UnfitWorkerError, match=r"^The worker inproc://\S+ does not see the same .*other as the driver"
         ):
-            worker_checks.check_workers(threaded_client, other)
+            worker_checks.find_unfit_workers(threaded_client, other)
 
 
 def test_a_worker_that_sees_other_rows_or_no_model_is_named(threaded_client, requirements, tmp_path):
     with pytest.raises(
         UnfitWorkerError, match=r"The worker inproc://\S+ does not see the same .*rows.npy as the driver"
     ):
-        worker_checks.check_workers(threaded_client, changed(requirements, stamp="another"))
+        worker_checks.find_unfit_workers(threaded_client, changed(requirements, stamp="another"))
     (tmp_path / "rows.npy").unlink()
     with pytest.raises(UnfitWorkerError, match=r"The worker inproc://\S+ cannot take tasks: .*rows.npy"):
-        worker_checks.check_workers(threaded_client, requirements)
+        worker_checks.find_unfit_workers(threaded_client, requirements)
     with pytest.raises(UnfitWorkerError, match="does not see the model /nowhere"):
-        worker_checks.check_workers(threaded_client, changed(requirements, source=None, model_path="/nowhere"))
+        worker_checks.find_unfit_workers(threaded_client, changed(requirements, source=None, model_path="/nowhere"))
 
 
 def test_a_worker_with_too_little_memory_is_named_with_both_numbers(threaded_client, requirements):
     with pytest.raises(UnfitWorkerError, match=r"has \S+ MB .* for a task of 1,000,000,000 MB"):
-        worker_checks.check_workers(threaded_client, changed(requirements, task_bytes=10**15))
+        worker_checks.find_unfit_workers(threaded_client, changed(requirements, task_bytes=10**15))
 
 
 def test_a_worker_whose_blas_does_not_obey_is_named(threaded_client, requirements, monkeypatch):
     monkeypatch.setattr(worker_checks, "measure_task_blas_threads", lambda: 8)
     with pytest.raises(UnfitWorkerError, match="computes with 8 BLAS threads a task; start it with OMP_NUM_THREADS=1"):
-        worker_checks.check_workers(threaded_client, requirements)
+        worker_checks.find_unfit_workers(threaded_client, requirements)
 
 
 def test_workers_of_which_none_answers_are_an_error(threaded_client, requirements, monkeypatch):
     monkeypatch.setattr(worker_checks, "_ANSWER_TIMEOUT", 0.0)
     with pytest.raises(ClusterError, match="No worker has answered"):
-        worker_checks.check_workers(threaded_client, requirements)
+        worker_checks.find_unfit_workers(threaded_client, requirements)
 
 
 def test_a_mark_is_gone_with_the_job_whatever_its_end(threaded_client, tmp_path, rng):
@@ -130,15 +130,15 @@ def _lacking_dkfm(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_workers_of_other_versions_score_nothing(dry, tmp_path):
+def test_workers_of_other_versions_score_nothing(tmp_path):
     job = harness.Job.made(tmp_path, rows=1000)
     _installed(tmp_path / "site", "numpy", "9.9")
     with harness.Site(tmp_path / "site", workers=1) as site:  # its folder comes first among what a worker imports
-        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address, *dry), code=3)
-    assert harness.sentence(told).startswith("UnfitWorkerError: The worker tcp://127.0.0.1:")
-    assert "has numpy 9.9, and the driver 2." in told
-    assert not list((tmp_path / "out").rglob("c/*"))
+        for dry in ([], ["--dry-run"]):
+            told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address, *dry), code=3)
+            assert harness.sentence(told).startswith("UnfitWorkerError: The worker tcp://127.0.0.1:")
+            assert "has numpy 9.9, and the driver 2." in told
+            assert not list((tmp_path / "out").rglob("c/*"))
 
 
 @pytest.mark.slow
@@ -161,12 +161,11 @@ def _small(site):
 
 def _of_another_version(site):
     _installed(site.folder, "numpy", "9.9")
-    site.start_worker(1)
+    site.start_worker(2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("join", [_small, _of_another_version])
-def test_a_worker_that_joins_unfit_is_left_aside_and_told_of(join, tmp_path):
+def test_workers_that_join_unfit_are_left_aside_and_told_of(tmp_path):
     job = harness.Job.made(tmp_path)
     with harness.Site(tmp_path / "site", workers=1) as site:
         (first,) = _workers(site)
@@ -176,11 +175,12 @@ def test_a_worker_that_joins_unfit_is_left_aside_and_told_of(join, tmp_path):
             command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=harness.environment()
         )
         job.wait_for_a_chunk(tmp_path / "out", driver)
-        join(site)
+        _small(site)
+        _of_another_version(site)
         _, told = driver.communicate(timeout=harness.LIMIT)
-        assert len(_workers(site)) == 2
+        assert len(_workers(site)) == 3
     assert driver.returncode == 0, told
-    assert told.count("It gets no more tasks of this job.") == 1
+    assert told.count("It gets no more tasks of this job.") == 2
     assert {receipt.worker for receipt in receipts.read_receipts(LocalOutput(tmp_path / "out"))} == {first}
     job.settle(tmp_path / "out")
 

@@ -68,7 +68,7 @@ def test_pyarrow_is_compared_where_a_table_is_read_or_written_and_nowhere_else(t
     dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rows).save(tmp_path / "model")
     asked = []
     monkeypatch.setattr(
-        worker_checks, "check_workers", lambda _, needs: asked.append("pyarrow" in needs.versions) or []
+        worker_checks, "find_unfit_workers", lambda _, needs: asked.append("pyarrow" in needs.versions) or []
     )
     for source, target in (("rows.npy", "a"), ("rows.npy", "a.parquet"), ("rows.parquet", "b")):
         options = {"columns": ["a", "b"]} if source == "rows.parquet" else {}
@@ -96,21 +96,21 @@ def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_al
     for worker in ("tcp://a:1", "tcp://b:2", "tcp://c:3"):
         answers[worker] = worker_checks._Answer("", one)
     monkeypatch.setattr(worker_checks, "_ask_workers", lambda *_: answers)
-    worker_checks.check_workers(threaded_client, requirements)
+    worker_checks.find_unfit_workers(threaded_client, requirements)
     for other in ("openblas 0.3.30 for Zen", "openblas 0.3.29 for SkylakeX", "unknown for unknown"):
         answers["tcp://c:3"] = worker_checks._Answer("", other)
         with pytest.warns(DkfmWarning, match=r"within rounding\.$") as told:
-            worker_checks.check_workers(threaded_client, requirements)
+            worker_checks.find_unfit_workers(threaded_client, requirements)
         (warning,) = told
         assert f"{one} on tcp://a:1" in str(warning.message)
         assert f"{other} on tcp://c:3" in str(warning.message)
     answers["tcp://c:3"] = worker_checks._Answer("has no numba.", "")
-    (unfit,) = worker_checks.check_workers(threaded_client, requirements)
+    (unfit,) = worker_checks.find_unfit_workers(threaded_client, requirements)
     assert str(unfit) == "The worker tcp://c:3 has no numba."
 
 
 def test_a_worker_says_what_it_computes_with(threaded_client):
-    worker_checks.check_workers(threaded_client, requirements_of(worker_checks.local_versions(tables=True)))
+    worker_checks.find_unfit_workers(threaded_client, requirements_of(worker_checks.local_versions(tables=True)))
     (answer,) = threaded_client.run(worker_checks._answer, requirements_of(worker_checks.local_versions())).values()
     assert answer == worker_checks._Answer(
         "", f"{blas_threads.describe_blas_libraries()} for {blas_threads.describe_blas_architectures()}"
@@ -133,6 +133,6 @@ def test_a_real_worker_without_numba_scores_nothing_for_a_driver_that_has_it(tmp
 
 def test_the_gram_matrix_asks_for_the_same(threaded_client, tmp_path, monkeypatch):
     rows, asked = np.random.default_rng(0).normal(size=(30, 2)), []
-    monkeypatch.setattr(worker_checks, "check_workers", lambda _, needs: asked.append(needs.versions) or [])
+    monkeypatch.setattr(worker_checks, "find_unfit_workers", lambda _, needs: asked.append(needs.versions) or [])
     dkfm.build_gram(kernels.Gaussian(1.0), rows, tmp_path / "gram", client=threaded_client)
     assert asked == [worker_checks.local_versions()]

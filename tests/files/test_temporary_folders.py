@@ -33,7 +33,7 @@ GRAM = """
 import sys, numpy as np
 from dkfm import kernels; from dkfm.gram import build as gram
 X = np.random.default_rng(0).normal(size=(40, 2))
-with gram.open_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
+with gram.build_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
     print("there", flush=True)
     sys.stdin.read()
 """
@@ -41,7 +41,7 @@ with gram.open_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
 FOLDER = """
 import sys
 from dkfm.files import temporary_folders as scratch
-with scratch.temporary_folder("gram"):
+with scratch.open_temporary_folder("gram"):
     print("there", flush=True)
     sys.stdin.read()
 """
@@ -70,10 +70,10 @@ print(made.path.exists())
 FIT = """
 import sys, time
 from pathlib import Path
-from dkfm.core import budget; from dkfm.cli import app as cli; from dkfm.gram import build as gram, roads
+from dkfm.core import budget; from dkfm.cli import app as cli; from dkfm.gram import build as gram, product_costs
 here, write_tile = Path(sys.argv[1]), gram.write_tile
 budget.fit_bytes = budget.lanczos_bytes = lambda *_: 2**60  # the Gram matrix is not kept in memory ..
-roads.value_seconds = lambda *_: 1.0  # .. nor computed twice
+product_costs.value_seconds = lambda *_: 1.0  # .. nor computed twice
 
 def slow(*work):
     (here / "begun").touch()
@@ -129,7 +129,7 @@ def test_the_next_fit_removes_what_a_killed_one_left_and_nothing_of_a_living_one
             killed.kill()
             killed.wait()
         assert len(left(temporary)) == 2
-        with build.open_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
+        with build.build_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
             assert len(left(temporary)) == 2
         assert left(temporary) == [alive]
         living.kill()
@@ -280,7 +280,7 @@ def test_links_inside_a_swept_folder_are_removed_and_not_followed(tmp_path):
 
 
 def test_only_the_owner_reads_a_temporary_folder(temporary):
-    with scratch.temporary_folder("slurm") as path:
+    with scratch.open_temporary_folder("slurm") as path:
         assert path.stat().st_mode & 0o777 == 0o700
         assert (path / "owner.json").stat().st_mode & 0o777 == 0o600
 
@@ -289,7 +289,7 @@ def test_signals_are_handled_in_the_main_thread_while_a_folder_is_there_and_wher
     seen = {}
 
     def look():
-        with scratch.temporary_folder("gram"):
+        with scratch.open_temporary_folder("gram"):
             seen.update({number: signal.getsignal(number) for number in ENDINGS})
 
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDINGS}
@@ -314,7 +314,7 @@ def test_a_large_temporary_store_is_announced_with_its_size_and_place(temporary,
     monkeypatch.setattr(scratch, "_ANNOUNCED_BYTES", 10_000)
     X = rng.normal(size=(60, 2))
     words = rf"The Gram matrix takes 29.8 kB in {temporary}.*--workspace.*TMPDIR"
-    with pytest.warns(TemporaryStoreWarning, match=words), build.open_stored_gram(kernels.Linear(), X, tile_rows=30):
+    with pytest.warns(TemporaryStoreWarning, match=words), build.build_stored_gram(kernels.Linear(), X, tile_rows=30):
         pass
     with pytest.warns(TemporaryStoreWarning, match=r"The Gram matrix takes 28.8 kB"):
         as_training_data(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
@@ -330,7 +330,7 @@ def test_a_temporary_store_that_does_not_fit_is_refused_with_both_numbers_before
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 20_000))
     X = rng.normal(size=(60, 2))
     words = r"The Gram matrix in .*29760 bytes.*20000 bytes.*workspace=.*--workspace.*TMPDIR"
-    with pytest.raises(BudgetError, match=words), build.open_stored_gram(kernels.Linear(), X, tile_rows=30):
+    with pytest.raises(BudgetError, match=words), build.build_stored_gram(kernels.Linear(), X, tile_rows=30):
         pass
     with pytest.raises(BudgetError, match=r"28800 bytes.*20000 bytes.*TMPDIR"):
         as_training_data(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))

@@ -184,7 +184,7 @@ def test_a_tile_too_large_for_a_thread_is_refused_with_one_that_fits(tmp_path, r
     from dkfm.core import budget
     from dkfm.execution import memory
 
-    monkeypatch.setattr(memory, "available_memory", lambda: 4_000_000)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 4_000_000)
     with pytest.raises(BudgetError, match=r"bytes.*use tile_rows <= (\d+)") as caught:
         dkfm.build_gram(K, rng.normal(size=(1000, 3)), tmp_path / "gram", tile_rows=500)
     fits = int(str(caught.value).split("<= ")[1].split(",")[0])
@@ -218,14 +218,14 @@ def test_a_gram_of_many_tiles_is_the_same_and_a_workspace_keeps_it(tmp_path, rng
     before = chunk_files(kept)
     gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)
     assert chunk_files(kept) == before
-    assert gram.workspace_path(K, X, tmp_path) == kept
+    assert gram.gram_store_path(K, X, tmp_path) == kept
 
 
 @pytest.mark.parametrize("damage", ["delete", "flip"])
 def test_a_damaged_gram_is_never_read_as_data(tmp_path, rng, damage):
     X = rng.normal(size=(100, 3))
     gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)
-    chunk = gram.workspace_path(K, X, tmp_path) / "gram" / "c" / "1" / "3"
+    chunk = gram.gram_store_path(K, X, tmp_path) / "gram" / "c" / "1" / "3"
     if damage == "delete":
         chunk.unlink()
     else:
@@ -248,7 +248,7 @@ def test_a_build_refused_for_memory_leaves_nothing_and_goes_on_with_the_tile_it_
 
     X = rng.normal(size=(300, 3))
     with monkeypatch.context() as small:
-        small.setattr(memory, "available_memory", lambda: 4_000_000)
+        small.setattr(memory, "clear_caches_and_measure_memory", lambda: 4_000_000)
         with pytest.raises(BudgetError):
             dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=300)
     assert not (tmp_path / "gram").exists()
@@ -257,7 +257,7 @@ def test_a_build_refused_for_memory_leaves_nothing_and_goes_on_with_the_tile_it_
 
 def test_an_unfinished_gram_in_a_workspace_goes_on_whatever_its_tiles(tmp_path, rng, monkeypatch):
     X = rng.normal(size=(100, 3))
-    path = gram.workspace_path(K, X, tmp_path)
+    path = gram.gram_store_path(K, X, tmp_path)
     dkfm.build_gram(K, X, path, tile_rows=30)
     (path / "_COMPLETE").unlink()
     before = chunk_files(path)

@@ -14,7 +14,7 @@ import pytest
 from dkfm import kernels
 from dkfm.errors import StoreError, UnsupportedStoreError
 from dkfm.gram import checkpoints
-from dkfm.gram.checkpoints import open_checkpoint, removing_states_at_end
+from dkfm.gram.checkpoints import keep_states_until_end, open_checkpoint
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from helpers.harness import left
@@ -191,13 +191,13 @@ def test_a_process_that_comes_while_the_state_is_removed_has_a_folder_of_its_own
 
 
 def test_a_state_stays_until_the_whole_fit_ends(tmp_path):
-    with suppress(Killed), removing_states_at_end():
+    with suppress(Killed), keep_states_until_end():
         with opened(tmp_path) as checkpoint:
             checkpoint.save({"step": 1}, {"a": np.zeros(1)})
         raise Killed
     assert found(tmp_path)[0] == {"step": 1}
-    with removing_states_at_end():
-        with removing_states_at_end(), opened(tmp_path) as checkpoint:
+    with keep_states_until_end():
+        with keep_states_until_end(), opened(tmp_path) as checkpoint:
             assert checkpoint.numbers == {"step": 1}
         assert len(left(tmp_path)) == 1
     assert left(tmp_path) == []

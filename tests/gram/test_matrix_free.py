@@ -130,7 +130,7 @@ with open_matrix_free(kernels.Gaussian(2.0), X[:300], columns) as gram:
 before = memory.peak_memory()
 with open_matrix_free(kernels.Gaussian(2.0), X, columns) as gram:
     gram @ V
-each = budget.product_task_bytes(choose_tile_rows(n, 8, columns), 8, columns, 2, 1)
+each = budget.matrix_free_task_bytes(choose_tile_rows(n, 8, columns), 8, columns, 2, 1)
 print(memory.peak_memory() - before, cpus.COUNT * each + 3 * V.nbytes + 2**25)
 """
 

@@ -66,8 +66,8 @@ def test_the_residual_of_every_row_is_within_the_bound(n, d, tol, is_random, ker
     found = find(kernel, X, tol, is_random=is_random)
     residuals = true_residuals(kernel, X, found)
     # Features have the rounding of the root: eps times its condition, which is at most 1 / tol.
-    assert residuals.max() <= found.residuals.largest[-1] + 1e-14 / tol
-    assert found.residuals.largest[-1] <= tol**2
+    assert residuals.max() <= found.residual_summary.largest_by_rank[-1] + 1e-14 / tol
+    assert found.residual_summary.largest_by_rank[-1] <= tol**2
     assert residuals.min() >= -1e-14 / tol
     assert len(np.unique(found.row_indices)) == len(found.row_indices)
 
@@ -77,7 +77,7 @@ def test_many_small_rounds_find_the_same_span(is_random, small_rounds, rng):
     X = rng.normal(size=(400, 2))
     found = find(kernels.Gaussian(1.0), X, 1e-4, is_random=is_random)
     assert true_residuals(kernels.Gaussian(1.0), X, found).max() <= 1.01e-8
-    assert (np.diff(found.residuals.largest) <= 0).all()
+    assert (np.diff(found.residual_summary.largest_by_rank) <= 0).all()
     truth = factor_gram(np.asfortranarray(kernels.Gaussian(1.0)(X)), 1e-4)
     assert len(found.row_indices) <= (1.35 if is_random else 1.15) * len(truth.row_indices)
 
@@ -162,7 +162,9 @@ def test_a_limit_is_kept_to(rng, small_rounds):
     for is_random in (False, True):
         found = find(kernels.Gaussian(1.0), X, limit=21, is_random=is_random)
         assert len(found.row_indices) == 21
-        assert true_residuals(kernels.Gaussian(1.0), X, found).max() <= found.residuals.largest[-1] + 1e-12
+        assert (
+            true_residuals(kernels.Gaussian(1.0), X, found).max() <= found.residual_summary.largest_by_rank[-1] + 1e-12
+        )
 
 
 def test_random_pivots_are_distributed_as_one_by_one(rng):

@@ -10,12 +10,12 @@ from distributed import Client
 from dkfm import ExactFeatureMap, KernelPCA, KernelRidge, kernels
 from dkfm.estimators.fitting import eigenproblem
 from dkfm.gram import matrix_free, streamed_pivots
-from dkfm.gram.checkpoints import removing_states_at_end
-from dkfm.gram.roads import Road
+from dkfm.gram.checkpoints import keep_states_until_end
+from dkfm.gram.product_costs import ProductMethod
 
 kind, rows, model, workspace, steps, address = sys.argv[1:]
-select = eigenproblem.select_roads
-eigenproblem.select_roads = lambda *given: [cost for cost in select(*given) if cost.road is Road.MATRIX_FREE]
+select = eigenproblem.rank_product_methods
+eigenproblem.rank_product_methods = lambda *given: [c for c in select(*given) if c.method is ProductMethod.MATRIX_FREE]
 
 def count(owner, name):
     real = getattr(owner, name)
@@ -30,7 +30,7 @@ def count(owner, name):
 streamed_pivots._CANDIDATES, streamed_pivots._LARGEST = 200, 50
 count(matrix_free.MatrixFreeGram, "__matmul__")
 count(streamed_pivots, "_run_round")
-with removing_states_at_end(), Client(address) if address != "threads" else nullcontext():
+with keep_states_until_end(), Client(address) if address != "threads" else nullcontext():
     workspace = workspace or None
     if kind == "components":
         fitted = KernelPCA(5, kernel=kernels.Gaussian(5.0), workspace=workspace, tile_rows=1000).fit(np.load(rows))

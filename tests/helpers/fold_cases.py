@@ -42,8 +42,8 @@ def fitted(model, phi, X, y):
 
 def allowed(phi, model, Z, output):
     """Return what rounding allows the pair and its fold to differ by: 64 eps (sum |k| |W_map| |A| + |b|)."""
-    after = linear_model_readers.read_linear_model(model).outputs[output][0]
-    head, eps = phi.model_.head(phi._output), np.finfo(phi.model_.dtype).eps
+    after = linear_model_readers.read_linear_model(model).affine_outputs[output][0]
+    head, eps = phi.model_.head(phi._output_head_name), np.finfo(phi.model_.dtype).eps
     K = np.asarray(phi.model_.kernel(Z, phi.model_.original_landmarks), np.float64)
     return 64 * eps * rounding_scale(head, after, K).max(axis=1)
 

@@ -14,7 +14,7 @@ def fresh():
     """Make this process one that has read nothing yet."""
     csr_npz.clear_unpacked()
     chunk_cache.clear_chunks()
-    parquet._cached_footers.remove()
+    parquet._cached_layouts.remove_matching()
     parquet_footers._cached_metadata.cache_clear()
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import dkfm
 from dkfm.scoring import output_store
-from dkfm.scoring.formats import chunk_writing
+from dkfm.scoring.formats import chunk_files
 
 
 def score(job, **options):
@@ -13,6 +13,6 @@ def score(job, **options):
 
 def write(output, number, values, n_pieces=1):
     """Write one chunk of an output of one array, as its task does."""
-    pieces = (chunk_writing.Piece({"scores": part}) for part in values)
+    pieces = (chunk_files.Piece({"scores": part}) for part in values)
     still = partial(output_store.require_not_replaced, output.root, output.creation_id)
-    return chunk_writing.write_chunk_files(output.format, output.chunk(number), pieces, n_pieces, still)
+    return chunk_files.write_chunk_files(output.format, output.chunk(number), pieces, n_pieces, still)

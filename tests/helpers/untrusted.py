@@ -13,7 +13,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import dkfm
 from dkfm import kernels
-from dkfm.storage import zarr_schema
+from dkfm.storage import store_metadata
 
 SOURCES = {
     "plain": {"compressors": None},
@@ -66,8 +66,8 @@ def resealed(root, change):
 
     change(root)
     names = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and not p.is_symlink())
-    sums = {name: sha256_of(root / name) for name in names if name != zarr_schema.MARKER}
-    (root / zarr_schema.MARKER).write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
+    sums = {name: sha256_of(root / name) for name in names if name != store_metadata.MARKER}
+    (root / store_metadata.MARKER).write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
 
 
 def require_refused(answer):

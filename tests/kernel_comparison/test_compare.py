@@ -182,6 +182,6 @@ def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install
 
 def test_the_memory_of_a_comparison_is_checked_with_the_values_of_a_row(monkeypatch, rng):
     checked = []
-    monkeypatch.setattr(labelled_rows.memory, "require_driver_memory", lambda *sizes: checked.append(sizes))
+    monkeypatch.setattr(labelled_rows.memory, "require_factorization_memory", lambda *sizes: checked.append(sizes))
     labelled_rows.load_labelled_rows(rng.normal(size=(40, 7)), np.arange(40) % 2, None, None, 0)
     assert checked == [(30, 7)]

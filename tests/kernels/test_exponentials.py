@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkfm.kernels.pairwise import block_functions
-from dkfm.kernels.pairwise.block_functions import exp_in_place
+from dkfm.kernels.pairwise import block_operations
+from dkfm.kernels.pairwise.block_operations import exp_in_place
 
 LARGEST_FINITE, SMALLEST_NORMAL, SMALLEST_POSITIVE = 709.782712893384, -708.3964185322641, -745.1332191019411
 EDGES = [
@@ -100,8 +100,8 @@ def test_a_compiled_exponential_does_not_depend_on_the_others_or_on_its_place(co
 
 @pytest.mark.parametrize("shape", [(3,), (40,), (4, 40)])
 def test_read_only_values_stay(compiled, shape, monkeypatch):
-    for exponentiate in (compiled, block_functions._exponentiate_with_numpy):
-        monkeypatch.setattr(block_functions, "find_exponential", lambda found=exponentiate: found)
+    for exponentiate in (compiled, block_operations._exponentiate_with_numpy):
+        monkeypatch.setattr(block_operations, "find_exponential", lambda found=exponentiate: found)
         for value in (-1.0, -800.0):
             values = np.full(shape, value)
             values.flags.writeable = False
@@ -112,7 +112,7 @@ def test_read_only_values_stay(compiled, shape, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["C", "F"])
 def test_blocks_of_any_size_take_the_compiled_exponential(compiled, layout, rng, monkeypatch):
-    monkeypatch.setattr(block_functions, "find_exponential", lambda: compiled)
+    monkeypatch.setattr(block_operations, "find_exponential", lambda: compiled)
     for shape in ((0,), (7,), (0, 3), (3, 0), (2, 3), (300, 200), (3, 40_000)):
         values = np.asarray(rng.uniform(-760, 0, shape), order=layout)
         expected = values.ravel().copy()
@@ -126,7 +126,7 @@ def test_blocks_of_any_size_take_the_compiled_exponential(compiled, layout, rng,
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("shape", [(0,), (7,), (0, 3), (3, 0), (2, 3), (300, 200), (3, 40_000)])
 def test_without_compiled_ones_exponentials_are_those_of_numpy_bit_by_bit(shape, dtype, rng, monkeypatch):
-    monkeypatch.setattr(block_functions, "find_exponential", lambda: block_functions._exponentiate_with_numpy)
+    monkeypatch.setattr(block_operations, "find_exponential", lambda: block_operations._exponentiate_with_numpy)
     for ends in ([-1.0, 1.0], [-760.0, -700.0], [-2000.0, 0.0], [-2000.0, -800.0], [700.0, 720.0]):
         for rare in ([], [np.nan, -np.inf, -745.14], [-1.0]):
             values = rng.uniform(*ends, shape).astype(dtype)
@@ -147,18 +147,18 @@ def test_exponentials_are_compiled_where_numpy_has_none_for_the_processor(curren
     monkeypatch.setattr("numpy.lib.introspect.opt_func_info", lambda **_: loops)
     if not has_llvmlite:
         monkeypatch.setitem(sys.modules, "llvmlite", None)
-    found = block_functions.find_exponential.__wrapped__()
-    is_compiled = found is not block_functions._exponentiate_with_numpy
+    found = block_operations.find_exponential.__wrapped__()
+    is_compiled = found is not block_operations._exponentiate_with_numpy
     assert is_compiled == (has_llvmlite and current in {"X86_V3", "AVX2", "FMA3__AVX2"})
 
 
 CHOICE = """
 import sys, numpy as np
 from dkfm.kernels import Gaussian
-from dkfm.kernels.pairwise import block_functions
+from dkfm.kernels.pairwise import block_operations
 x = np.linspace(0, 37, 999)[:, np.newaxis]
 values = Gaussian(1.0)(x, np.zeros((1, 1)))
-print(block_functions.find_exponential() is not block_functions._exponentiate_with_numpy, "numba" in sys.modules)
+print(block_operations.find_exponential() is not block_operations._exponentiate_with_numpy, "numba" in sys.modules)
 np.testing.assert_allclose(values[:, 0], np.exp(-x[:, 0] ** 2 / 2), rtol=1e-12)
 """
 

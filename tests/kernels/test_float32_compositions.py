@@ -107,8 +107,10 @@ def test_a_factor_that_gets_a_share_of_the_limit_recomputes_more_distances(share
     X = rng.normal(size=(50, 8)).astype(np.float32)
     form = G(0.5).radial_form(8)
     reaches = [
-        squared_distances._Products(X, f.scale, f.near, f.effects)._find_reach(-14.0, np.dtype(np.float32), 0)
-        for f in (form, form.tighten(share))
+        squared_distances._Products(X, f.scale, f.relative_near_threshold, f.sensitivity_maps)._find_squared_cutoff(
+            -14.0, np.dtype(np.float32), 0
+        )
+        for f in (form, form.limit_error_share(share))
     ]
     # exp(-s) times the error exceeds a smaller limit up to a larger distance s.
     np.testing.assert_allclose(reaches[1] - reaches[0], -np.log(share), rtol=0.1)

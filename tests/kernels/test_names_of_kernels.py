@@ -11,7 +11,7 @@ from dkfm import kernels
 from dkfm.cli.app import main
 from dkfm.errors import KernelError
 from dkfm.kernels import as_kernel, serialization
-from dkfm.kernels.sklearn_names import _FACTORIES, from_name
+from dkfm.kernels.kernel_specs import _FACTORIES, from_name
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_name_means_the_same_in_python_and_on_the_command_line(name, parameter
 
 
 def test_every_name_of_either_vocabulary_is_a_kernel():
-    for name in {*_FACTORIES, *serialization.list_names()} - {"constant"}:
+    for name in {*_FACTORIES, *serialization.list_named_kernels()} - {"constant"}:
         assert isinstance(from_name(name, {}), kernels.Kernel)
     assert from_name("constant", {"value": 2.0}) == kernels.Constant(2.0)
 

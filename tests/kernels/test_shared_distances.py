@@ -119,6 +119,6 @@ def test_a_wide_and_a_narrow_term_recompute_no_more_pairs_than_each_alone(rng, m
 def test_a_nested_term_that_needs_float64_is_computed_in_it(rng):
     X = rng.normal(size=(40, 9)).astype(np.float32)
     k = (G(1.0) + kernels.Matern(0.7, 2.0)) + kernels.Exp(kernels.RationalQuadratic(0.5)) * G(3.0)
-    assert not k.find_radial_form(9).supports_float32
+    assert not k.get_valid_radial_form(9).supports_float32
     truth = k(X.astype(np.float64))
     assert np.abs(k(X) - truth).max() <= 1e-6 * truth.max()

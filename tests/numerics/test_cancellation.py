@@ -172,8 +172,8 @@ def test_a_ridge_above_rounding_is_factored_and_one_below_it_is_decomposed(class
     X, y = classes
     of_rows = fisher.Classes(y, np.ones(len(y)), 3)
     asked = []
-    decomposed = fisher.decompose
-    monkeypatch.setattr(fisher, "decompose", lambda *given: asked.append(1) or decomposed(*given))
+    decomposed = fisher.decompose_centred
+    monkeypatch.setattr(fisher, "decompose_centred", lambda *given: asked.append(1) or decomposed(*given))
     fisher.solve_discriminants(np.asfortranarray(X @ X.T), of_rows, 1e-3)
     assert not asked
     fisher.solve_discriminants(np.asfortranarray((X + 1e4) @ (X + 1e4).T), of_rows, 1e-3)

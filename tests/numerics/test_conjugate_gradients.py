@@ -25,14 +25,14 @@ def test_the_solutions_solve_their_systems_as_the_residuals_say(n, columns, cond
     residuals = np.linalg.norm(A @ found.values - B, axis=0) / np.linalg.norm(B, axis=0)
     assert found.converged
     assert residuals.max() <= 1e-8
-    np.testing.assert_allclose(found.residuals, residuals, rtol=1e-3, atol=1e-14 * condition)
+    np.testing.assert_allclose(found.relative_residuals, residuals, rtol=1e-3, atol=1e-14 * condition)
 
 
 def test_an_inverse_as_preconditioner_needs_one_product_and_the_one_that_measures(rng):
     A, B = matrix(rng, np.geomspace(1e-3, 1e3, 40)), rng.normal(size=(40, 3))
     found = solve_by_conjugate_gradients(A.__matmul__, np.linalg.inv(A).__matmul__, B, 1e-6, 500)
-    assert (found.products, found.converged) == (2, True)
-    assert solve_by_conjugate_gradients(A.__matmul__, identity, B, 1e-6, 500).products > 40
+    assert (found.n_products, found.converged) == (2, True)
+    assert solve_by_conjugate_gradients(A.__matmul__, identity, B, 1e-6, 500).n_products > 40
 
 
 def test_right_sides_of_zero_and_solved_ones_stay_as_they_are(rng):
@@ -42,7 +42,7 @@ def test_right_sides_of_zero_and_solved_ones_stay_as_they_are(rng):
     assert found.converged
     assert (found.values[:, 0] == 0).all()
     np.testing.assert_allclose(found.values[:, 1], np.eye(30)[:, 0], atol=1e-10)
-    assert solve_by_conjugate_gradients(A.__matmul__, identity, np.zeros((30, 2)), 1e-12, 500).products == 0
+    assert solve_by_conjugate_gradients(A.__matmul__, identity, np.zeros((30, 2)), 1e-12, 500).n_products == 0
 
 
 def test_a_recurrence_that_drifts_starts_again_from_the_true_residual(rng):
@@ -58,7 +58,7 @@ def test_more_products_than_allowed_are_never_taken_and_hopeless_ones_not_begun(
     A, B = matrix(rng, np.geomspace(1, 1e9, 400)), rng.normal(size=(400, 1))
     found = solve_by_conjugate_gradients(A.__matmul__, identity, B, 1e-10, limit)
     assert not found.converged
-    assert found.products <= limit / 4 + 2
+    assert found.n_products <= limit / 4 + 2
 
 
 def test_an_indefinite_matrix_ends_without_a_solution(rng):

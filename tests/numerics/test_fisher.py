@@ -43,7 +43,7 @@ def rows(rng):
 
 def outputs(K, found, classes):
     scores = K @ found.weights - found.offset
-    T, constants = fisher.decision_functions(found.means, classes.class_probabilities)
+    T, constants = fisher.decision_functions(found.means, classes.effective_priors)
     return scores, scores @ T - constants
 
 

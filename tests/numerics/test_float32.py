@@ -53,7 +53,7 @@ def test_rows_far_from_zero_are_shifted_before_they_are_rounded(kernel, rng):
     phi = dkfm.ExactFeatureMap(kernel, dtype="float32").fit(far)
     assert phi.model_.shift is not None
     held = phi.model_.shift.astype(np.float32) == phi.model_.shift
-    assert held.all() == (phi.model_._shift_in_model_dtype is not None)
+    assert held.all() == (phi.model_._exact_shift_in_model_dtype is not None)
     assert phi.certificate_.error < 1e-5
     assert phi.verify(Z).against.error < 1e-4
     lazily = phi.transform(da.from_array(Z, chunks=(7, 6)))

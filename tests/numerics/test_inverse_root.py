@@ -68,7 +68,7 @@ def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
 def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
     found = roots.inverse_root(gram(kernel, X))
     assert len(found.values) == rank
-    assert len(found.dropped) == len(X) - rank
+    assert len(found.dropped_values) == len(X) - rank
     for basis in ["symmetric", "spectral"]:
         certificate = certify_map(
             scorer.prepare_scorer(Model(kernel, X, roots.make_map_heads(found, basis))), X[sample_evenly(len(X))]
@@ -102,7 +102,7 @@ def test_clipping_drops_the_negative_part_and_warns(rng):
     sigmoid, X = kernels.Function(lambda X, Y: np.tanh(2 * X @ Y.T - 1)), rng.normal(size=(50, 3))
     with pytest.warns(DkfmWarning, match="lambda_min"):
         found = roots.inverse_root(gram(sigmoid, X), on_indefinite="clip")
-    assert (found.dropped < 0).any()
+    assert (found.dropped_values < 0).any()
     values = np.linalg.eigvalsh(sigmoid(X))[::-1]
     kept = values > 4 * np.finfo(float).eps * np.abs(values).max()
     np.testing.assert_allclose(found.values, values[kept], rtol=0, atol=1e-12 * values[0])
@@ -111,7 +111,7 @@ def test_clipping_drops_the_negative_part_and_warns(rng):
 def test_rcond_replaces_the_relative_cut(rng):
     k, X = kernels.Gaussian(3.0), rng.normal(size=(60, 2))
     found = roots.inverse_root(gram(k, X), rcond=1e-3)
-    assert found.values[-1] > 1e-3 * found.values[0] >= found.dropped[0]
+    assert found.values[-1] > 1e-3 * found.values[0] >= found.dropped_values[0]
 
 
 def noisy(rng, level):

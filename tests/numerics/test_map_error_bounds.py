@@ -51,8 +51,8 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
     features = k(X) @ found.weights
     for r in (0, len(found.values) // 2, len(found.values)):
         truth = (1 - np.square(features[:, :r]).sum(axis=1)).max()
-        limit = np.append(found.values, np.abs(found.dropped).max(initial=0))[r]
-        bound = min(left.largest[r] + left.noise, left.limits[r])
+        limit = np.append(found.values, np.abs(found.dropped_values).max(initial=0))[r]
+        bound = min(left.largest_by_rank[r] + left.noise, left.limits[r])
         assert truth <= bound + 1e-12
         assert bound <= max(truth, 0) + 1e-12
         assert 0 <= left.limits[r] - limit <= 8 * roots.EPS * found.values[0]

@@ -29,7 +29,7 @@ def pivot_laws(found, kernel, X, tol=None):
     K, r = kernel(X), len(found.row_indices)
     lengths = np.sqrt(K.diagonal())
     lengths = np.where(lengths > 0, lengths, 1.0)
-    A, left_of_all = K / lengths[:, np.newaxis] / lengths, found.residuals.largest
+    A, left_of_all = K / lengths[:, np.newaxis] / lengths, found.residual_summary.largest_by_rank
     assert len(set(found.row_indices.tolist())) == r == len(found.root.values)
     assert found.root.weights.shape == (r, r)
     assert not np.tril(found.root.weights, -1).any()
@@ -47,11 +47,11 @@ def pivot_laws(found, kernel, X, tol=None):
         features = K[:, found.row_indices[:j]] @ short / lengths[:, np.newaxis]
         most = (A.diagonal() - np.square(features).sum(axis=1)).max()
         assert most <= left_of_all[j] * (1 + 1e-6) + 1e-12
-    assert len(found.root.dropped) == len(X) - r
-    np.testing.assert_allclose(np.sort(np.delete(left, found.row_indices))[::-1], found.root.dropped, atol=1e-12)
+    assert len(found.root.dropped_values) == len(X) - r
+    np.testing.assert_allclose(np.sort(np.delete(left, found.row_indices))[::-1], found.root.dropped_values, atol=1e-12)
     coefficients = (F @ found.root.weights.T) * lengths[found.row_indices]
     norm = np.linalg.norm(coefficients, axis=1).max(initial=1.0)
-    assert 0.5 * norm <= found.residuals.coefficient_norm <= 2 * norm  # 16 random signs estimate it
+    assert 0.5 * norm <= found.residual_summary.coefficient_norm <= 2 * norm  # 16 random signs estimate it
 
 
 @given(strategies.rows(1, 40), strategies.expressions, st.sampled_from([None, 1e-3, 0.3]))
@@ -134,7 +134,9 @@ def test_a_limit_takes_the_first_pivots(rng):
     for found, short in zip(both(k, X), both(k, X, limit=20), strict=True):
         np.testing.assert_array_equal(short.row_indices, found.row_indices[:20])
         np.testing.assert_allclose(short.root.weights, found.root.weights[:20, :20], rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(short.residuals.largest, found.residuals.largest[:21], rtol=1e-6)
+        np.testing.assert_allclose(
+            short.residual_summary.largest_by_rank, found.residual_summary.largest_by_rank[:21], rtol=1e-6
+        )
 
 
 def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):
@@ -155,7 +157,7 @@ def test_an_indefinite_kernel_is_refused_with_numbers(build, rng):
 def test_a_build_goes_from_columns_to_the_gram_where_the_rank_turns_out_high(rng, monkeypatch):
     monkeypatch.setattr(pivoted_cholesky, "BLOCK_COLUMNS", 16)
     monkeypatch.setattr(budget, "gram_and_pivots_seconds", lambda n, d, r: 1e-3)
-    monkeypatch.setattr(budget, "pivot_columns_seconds", lambda n, d, r: 1e-4 * r / 16)
+    monkeypatch.setattr(budget, "columnwise_pivots_seconds", lambda n, d, r: 1e-4 * r / 16)
     made, of_gram = [], pivoted_cholesky.factor_gram
     monkeypatch.setattr(pivoted_cholesky, "factor_gram", lambda *a, **o: made.append(1) or of_gram(*a, **o))
     X = rng.normal(size=(400, 3))
@@ -175,7 +177,7 @@ def test_a_forecast_follows_what_remains():
 @pytest.mark.slow
 @pytest.mark.parametrize("build", ["auto", "columns"])
 def test_columns_are_refused_before_memory_ends_with_what_was_reached(build, rng, monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 150 * 2**20)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 150 * 2**20)
     counted = {"columns": r"after \d+ of them", "auto": r"after [\d,]+ pivots"}  # then in rounds, which hold less
     with pytest.raises(BudgetError, match=rf"{counted[build]} the error bound is \d.*tol= or n_landmarks="):
         dkfm.ExactFeatureMap(kernels.Gaussian(0.001), basis="cholesky", build=build).fit(rng.normal(size=(6000, 2)))

@@ -49,7 +49,7 @@ def test_a_rotated_root_is_the_symmetric_root(rng):
     k = kernels.Polynomial(3, scale=0.1, offset=0.0)
     K = k(spread(rng, 12, 20, 1))
     lengths = roots.row_lengths(np.diagonal(K))
-    assert roots.choose_rotated_rank(np.asfortranarray(K), lengths) == 12
+    assert roots.choose_rank_for_rotation(np.asfortranarray(K), lengths) == 12
     found = roots.add_rotation(roots.inverse_root(np.asfortranarray(K), scales=lengths))
     values, vectors = np.linalg.eigh(K)
     truth = vectors / np.sqrt(values) @ vectors.T
@@ -64,7 +64,7 @@ def test_a_rotation_serves_lost_rank_equal_rows_and_rows_of_no_length(rng, rank)
     X[0], X[7] = 0.0, X[20]
     K = kernels.Linear()(X)
     lengths = roots.row_lengths(np.diagonal(K))
-    assert roots.choose_rotated_rank(np.asfortranarray(K), lengths) == rank
+    assert roots.choose_rank_for_rotation(np.asfortranarray(K), lengths) == rank
     found = roots.inverse_root(np.asfortranarray(K), scales=lengths)
     found = roots.add_rotation(found.truncate(rank))
     features = K @ found.weights @ found.rotation
@@ -80,14 +80,14 @@ def test_a_rotation_does_not_serve_equal_scales_or_an_ill_conditioned_scaled_mat
     near[3] = near[20] * (1 + 1e-6 * rng.normal(size=40))
     for X in (rng.normal(size=(10, 20)), near):
         K = np.asfortranarray(kernels.Linear()(X))
-        assert roots.choose_rotated_rank(K, roots.row_lengths(np.diagonal(K))) == 0
+        assert roots.choose_rank_for_rotation(K, roots.row_lengths(np.diagonal(K))) == 0
 
 
 def test_the_first_columns_are_the_root_of_that_rank(rng):
     found = fitted(kernels.Gaussian(1.0), rng.normal(size=(50, 2)))
     short = found.truncate(7)
     np.testing.assert_array_equal(short.weights, found.weights[:, :7])
-    np.testing.assert_array_equal(short.dropped, [*found.values[7:], *found.dropped])
+    np.testing.assert_array_equal(short.dropped_values, [*found.values[7:], *found.dropped_values])
     assert short.weights.flags.c_contiguous
 
 

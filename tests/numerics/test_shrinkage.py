@@ -113,7 +113,7 @@ def test_the_eigenvalue_of_the_mean_may_be_above_the_cut(seed):
     every = replace(
         spectral,
         values=np.append(1e-14, spectral.values[-199:]),
-        coordinates=kept.T @ classes.weighted_centred_indicators(),
+        coordinates=kept.T @ classes.sqrt_weighted_centred_indicators(),
     )
     assert len(every.values) == 200
     right = weigh_directly(K, y, np.ones(200))
@@ -138,8 +138,8 @@ def test_predictions_are_as_exact_as_those_of_a_decomposition_of_each_fold(sigma
         spread = direct.within_class_scatter_trace()
         assert closed.within_class_scatter_trace() == pytest.approx(spread, rel=1e-10)
         for share in (1e-3, 1e-1, 100.0):
-            ridge = share * spread / direct.training.total
-            for mine, other in zip(closed.predict(ridge), direct.predict(ridge), strict=True):
+            ridge = share * spread / direct.training_classes.total
+            for mine, other in zip(closed.predict_indicators(ridge), direct.predict_indicators(ridge), strict=True):
                 np.testing.assert_allclose(mine, other, atol=1e-9 / share * np.abs(other).max())
 
 

@@ -23,7 +23,7 @@ from dkfm.errors import (
 )
 from dkfm.execution import model_cache
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_reading, model_transfer, zarr_schema
+from dkfm.storage import json_reading, remote_stores, store_metadata
 from helpers.s3_models import flip, npy
 from helpers.s3_server import one_sentence, put
 
@@ -94,8 +94,8 @@ def test_a_replaced_model_has_no_marker_until_it_is_whole(model, rows, proxy):
     proxy.seen.clear()
     newer.save(model.url, overwrite=True)
     changes = [(method, path.rpartition("/model/")[2]) for method, path in proxy.seen if method in ("PUT", "DELETE")]
-    assert changes[0] == ("DELETE", zarr_schema.MARKER)
-    assert changes[-1] == ("PUT", zarr_schema.MARKER)
+    assert changes[0] == ("DELETE", store_metadata.MARKER)
+    assert changes[-1] == ("PUT", store_metadata.MARKER)
     puts = [name for method, name in changes if method == "PUT"]
     removed = [name for method, name in changes if method == "DELETE"]
     assert (removed[-1], puts[0]) == ("zarr.json", "zarr.json")
@@ -133,13 +133,13 @@ def test_of_two_who_save_at_once_one_is_told(place, rows, proxy):
 
 
 def test_a_save_whose_answers_were_lost_is_a_save(place, fitted, proxy):
-    proxy.faults = [("PUT", "/m/zarr.json", "lost"), ("PUT", zarr_schema.MARKER, "lost")]
+    proxy.faults = [("PUT", "/m/zarr.json", "lost"), ("PUT", store_metadata.MARKER, "lost")]
     fitted.save(f"{place.url}/m")
     dkfm.load(f"{place.url}/m")
 
 
 def marker_with(model, **changes):
-    return json.dumps({**json.loads(model.read(zarr_schema.MARKER)), **changes}).encode()
+    return json.dumps({**json.loads(model.read(store_metadata.MARKER)), **changes}).encode()
 
 
 DAMAGE = {
@@ -148,12 +148,15 @@ DAMAGE = {
     "a lost object": (DamagedStoreError, lambda m: m.remove("landmarks/c/0/0")),
     "lost metadata": (UnsupportedStoreError, lambda m: m.remove("zarr.json")),
     "another object": (DamagedStoreError, lambda m: m.replace("landmarks/more", b"x")),
-    "no marker": (IncompleteStoreError, lambda m: m.remove(zarr_schema.MARKER)),
-    "a marker of something": (DamagedStoreError, lambda m: m.replace(zarr_schema.MARKER, b"[]")),
-    "a marker without files": (DamagedStoreError, lambda m: m.replace(zarr_schema.MARKER, marker_with(m, files=None))),
+    "no marker": (IncompleteStoreError, lambda m: m.remove(store_metadata.MARKER)),
+    "a marker of something": (DamagedStoreError, lambda m: m.replace(store_metadata.MARKER, b"[]")),
+    "a marker without files": (
+        DamagedStoreError,
+        lambda m: m.replace(store_metadata.MARKER, marker_with(m, files=None)),
+    ),
     "a marker of more": (
         DamagedStoreError,
-        lambda m: m.replace(zarr_schema.MARKER, marker_with(m, files={"../../x": "0"})),
+        lambda m: m.replace(store_metadata.MARKER, marker_with(m, files={"../../x": "0"})),
     ),
     "metadata of another": (UnsupportedStoreError, lambda m: m.replace("zarr.json", b"{}")),
     "nothing": (StoreError, lambda m: m.remove(*contents(m))),
@@ -194,21 +197,21 @@ def test_a_model_larger_than_the_disk_is_not_downloaded(model, monkeypatch):
 
 
 def test_a_process_copies_a_model_once_whatever_its_threads_ask(model, rows, proxy, tmp_path):
-    digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
+    digest = json.loads(model.read(store_metadata.MARKER))["digest"]
     proxy.seen.clear()
     with ThreadPoolExecutor(6) as pool:
-        copies = set(pool.map(lambda _: model_transfer.get_cached_model_folder(model.url, digest, tmp_path), range(6)))
+        copies = set(pool.map(lambda _: remote_stores.get_cached_model_folder(model.url, digest, tmp_path), range(6)))
     assert len(copies) == 1
     assert next(iter(copies)).is_relative_to(tmp_path)
     assert sum(path.endswith("/landmarks/c/0/0") for _, path in proxy.seen) == 1
     with pytest.raises(DamagedStoreError, match="another model"):
-        model_transfer.get_cached_model_folder(model.url, "0" * 64, tmp_path)
+        remote_stores.get_cached_model_folder(model.url, "0" * 64, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    assert model_transfer.get_cached_model_folder(tmp_path, digest) == tmp_path
+    assert remote_stores.get_cached_model_folder(tmp_path, digest) == tmp_path
 
 
 def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, place, rows, tmp_path):
-    digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
+    digest = json.loads(model.read(store_metadata.MARKER))["digest"]
     zarr.create_array(tmp_path / "x.zarr", data=rows, chunks=(7, 3))
     put(place, tmp_path)
     place.replace("x.npy", npy(rows))
@@ -216,7 +219,7 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
     copies.mkdir()
     code = (
         "import os, pathlib; from dkfm.sources.opening import open_source\n"
-        "from dkfm.storage.model_transfer import get_cached_model_folder\n"
+        "from dkfm.storage.remote_stores import get_cached_model_folder\n"
         f"copy = get_cached_model_folder({model.url!r}, {digest!r}, pathlib.Path({str(copies)!r}))\n"
         f"sources = [open_source({place.url!r} + name) for name in ('/x.npy', '/x.zarr')]\n"
         "want = [source.read(slice(0, 60)).tolist() for source in sources]\n"
@@ -232,7 +235,7 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_worker_opens_a_model_at_a_url(model, fitted, rows, streamed):
-    digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
+    digest = json.loads(model.read(store_metadata.MARKER))["digest"]
     try:
         scorer = model_cache.get_saved_scorer(model.url, digest, stream_weights=streamed)
         np.testing.assert_allclose(scorer("scores", rows), fitted.transform(rows), atol=1e-12)

@@ -74,7 +74,7 @@ def test_a_job_at_urls_scores_what_one_here_does(job, tmp_path, name):
     here, there = output_store.read_output(tmp_path / name).format, output_store.read_output(place.join(name)).format
     for number in range(4):
         for file in here.file_names(number):
-            assert (tmp_path / name / file).read_bytes() == there.output_location.root.read(file)
+            assert (tmp_path / name / file).read_bytes() == there.output_location.store_path.read(file)
 
 
 def test_the_command_line_scores_verifies_and_describes_at_urls(job):
@@ -168,7 +168,7 @@ def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job
     (file,) = output.format.file_names(2)
     good = output.root.read(file)
     if damage == "gone":
-        output.root.remove(file)
+        output.root.remove_objects(file)
     else:
         output.root.replace(file, good[:-7] if damage == "short" else good[:9] + bytes([good[9] ^ 16]) + good[10:])
     for reads in (dkfm.verify_scores, lambda url: dkfm.open_scores(url).compute(scheduler="synchronous")):
@@ -191,7 +191,7 @@ def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
     work = SharedTaskArguments(f"{place.url}/model", digest, (), False, source, 30, output, "raise")
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda _: score_chunk(work, 1), range(8)))
-    assert len({receipt.crc32c for receipt in told}) == 1
+    assert len({receipt.file_checksums for receipt in told}) == 1
     assert completion.is_sound(output, told[0])
 
 

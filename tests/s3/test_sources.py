@@ -49,14 +49,14 @@ def test_sources_at_urls_read_what_local_ones_read(place, rows, tmp_path):
         local, remote = open_source(tmp_path / name), open_source(f"{place.url}/{name}")
         assert len(pickle.dumps(remote)) < 400
         assert pickle.loads(pickle.dumps(remote)) == remote
-        assert (remote.shape, remote.chunk_rows, remote.mean_values_per_row) == (
+        assert (remote.shape, remote.chunk_rows, remote.float64s_per_row) == (
             local.shape,
             local.chunk_rows,
-            local.mean_values_per_row,
+            local.float64s_per_row,
         )
         assert remote.locate_row(7) == (remote.name, 7)
         assert remote.name.startswith(place.url)
-        for first, second in ((local, remote), (local.with_float32(), remote.with_float32())):
+        for first, second in ((local, remote), (local.with_float32_preserved(), remote.with_float32_preserved())):
             for part in (slice(0, 60), slice(11, 29), slice(0, 1), slice(59, 60), slice(55, 90), slice(20, 20)):
                 ours, theirs = second.read(part), first.read(part)
                 assert ours.dtype == theirs.dtype

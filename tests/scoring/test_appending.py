@@ -15,8 +15,8 @@ import dkfm
 from dkfm.cli.app import main
 from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, StoreExistsError
 from dkfm.scoring import appending, output_store
-from dkfm.sources import file_names, parquet
-from dkfm.sources.file_names import read_file_stats
+from dkfm.sources import input_file_journal, parquet
+from dkfm.sources.input_file_journal import read_file_stats
 from dkfm.storage.output_files import LocalOutput
 from helpers.growing_folder import GrowingFolder
 
@@ -53,7 +53,7 @@ def test_any_growth_gives_the_rows_in_the_order_in_which_they_came(grown, output
             assert report.rows == rows
             before = rows
             folder.check(output)
-            parquet._cached_footers.remove()
+            parquet._cached_layouts.remove_matching()
             assert folder.score(output, chunk_rows=None, append=False, id_column="id").scored_chunks == 0
 
 
@@ -73,7 +73,7 @@ def test_what_is_lost_after_files_were_appended_is_made_again_in_their_order(out
     path = folder.root / output / output_store.read_output(folder.root / output).format.file_names(3)[0]
     good = path.read_bytes()
     path.unlink()
-    parquet._cached_footers.remove()
+    parquet._cached_layouts.remove_matching()
     assert folder.score(output, append=False).scored_chunks == 1
     assert path.read_bytes() == good
     folder.check(output)
@@ -193,7 +193,7 @@ def test_files_that_were_written_to_with_their_times_put_back_are_scored_again(f
     )
     assert path.stat().st_size == status.st_size
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    parquet._cached_footers.remove()
+    parquet._cached_layouts.remove_matching()
     folder.add(n=5)
     with pytest.warns(DkfmWarning, match="was copied or written to since the chunks"):
         assert folder.score().scored_rows == 40
@@ -214,7 +214,7 @@ def test_a_name_that_leads_out_of_the_folder_is_no_file_of_it(folder):
     folder.add(m=25).score()
     output = output_store.read_output(folder.root / "out")
     (folder.root / "b.parquet").write_bytes((folder.root / "in" / "m.parquet").read_bytes())
-    file_names.write_file_stats(output.location, output.creation_id, [("../b.parquet", 1, 2)])
+    input_file_journal.write_file_stats(output.output_location, output.creation_id, [("../b.parquet", 1, 2)])
     with pytest.raises(InvalidInputError, match=r"has lost \.\./b\.parquet"):
         folder.score()
     with pytest.raises(InvalidInputError, match=r"has no \.\./b\.parquet, whose rows"):
@@ -224,23 +224,23 @@ def test_a_name_that_leads_out_of_the_folder_is_no_file_of_it(folder):
 def test_the_id_of_an_output_leads_to_no_file_out_of_it(folder):
     folder.add(m=25).score()
     output = output_store.read_output(folder.root / "out")
-    stats = read_file_stats(output.location, output.creation_id)
+    stats = read_file_stats(output.output_location, output.creation_id)
     (folder.root / "away-000000.json").write_text("{}")
     for hostile in ("../../away", "/etc/passwd", "x" * 32, ""):
-        assert read_file_stats(output.location, hostile) is None
+        assert read_file_stats(output.output_location, hostile) is None
         with pytest.raises(DamagedStoreError, match="which dkfm gives to none"):
-            file_names.write_file_stats(output.location, hostile, stats)
+            input_file_journal.write_file_stats(output.output_location, hostile, stats)
     assert (folder.root / "away-000000.json").read_text() == "{}"
 
 
 def test_many_files_are_noted_in_several_segments(folder, monkeypatch):
-    monkeypatch.setattr(file_names, "_FILES_PER_SEGMENT", 2)
+    monkeypatch.setattr(input_file_journal, "_FILES_PER_SEGMENT", 2)
     folder.add(m=5, n=5, o=5, p=5, q=5).score()
     folder.add(a=5).score()
     folder.check()
     output = output_store.read_output(folder.root / "out")
     (folder.root / "out" / "_journal" / f"{output.creation_id}-000002.json").unlink()
-    assert read_file_stats(output.location, output.creation_id) is None
+    assert read_file_stats(output.output_location, output.creation_id) is None
 
 
 def test_files_that_come_while_new_ones_are_scored_are_left_for_the_next_time(folder, monkeypatch):

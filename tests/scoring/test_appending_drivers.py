@@ -79,12 +79,12 @@ def test_a_second_driver_that_began_before_the_first_ended_finishes_the_same_out
 def test_a_whole_chunk_that_another_driver_wrote_after_the_scan_is_scored_again(folder, monkeypatch):
     folder.add(d=25).score()
     folder.add(e=20)
-    log = run.log_scoring
+    log = run.log_scoring_start
 
     def write_another_chunk(*given):
         zarr.open_array(folder.root / "out" / "scores", mode="r+")[30:40] = 7.0  # of other rows
         log(*given)
 
-    monkeypatch.setattr(run, "log_scoring", write_another_chunk)
+    monkeypatch.setattr(run, "log_scoring_start", write_another_chunk)
     folder.score()
     folder.check()

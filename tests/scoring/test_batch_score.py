@@ -33,7 +33,7 @@ from dkfm.errors import (
 )
 from dkfm.files import local
 from dkfm.scoring import completion, marker, output_store, planning
-from dkfm.scoring.formats.chunk_writing import OutputColumns
+from dkfm.scoring.formats.chunk_files import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
 from helpers.scoring_jobs import score, write
@@ -153,7 +153,7 @@ def test_a_task_that_does_not_fit_is_refused_with_both_numbers(job, monkeypatch)
     from dkfm.execution import memory
 
     # Less than a tile of the fixture's rows: a task counts the rows that it has, not a full tile.
-    monkeypatch.setattr(memory, "free_memory", lambda: 2_000)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: 2_000)
     with pytest.raises(BudgetError, match=r"needs .*bytes.*are there"):
         score(job)
     assert not job[2].exists()
@@ -385,7 +385,7 @@ def test_the_time_of_a_plan_is_that_of_its_kernel(tmp_path, monkeypatch):
 def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**9, 4), chunks=(10**6, 4), dtype="f8")
     with pytest.raises(InvalidInputError, match="raise chunk_rows"):
-        planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 100)
+        planning.plan_with_model_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 100)
 
 
 def test_a_pipeline_is_refused_in_a_sentence_that_says_what_is_meant(fitted, tmp_path):

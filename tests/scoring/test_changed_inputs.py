@@ -200,7 +200,7 @@ def test_rows_that_are_replaced_between_opening_and_stamping_are_refused(model, 
         write(source, rows_of(2, 80))
         return found
 
-    monkeypatch.setattr("dkfm.execution.dask_input.open_source", opened)
+    monkeypatch.setattr("dkfm.execution.job_input.open_source", opened)
     with pytest.raises(InvalidInputError, match="changed since it was opened"):
         score(model, source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -219,10 +219,10 @@ def test_an_object_that_is_replaced_between_opening_and_stamping_is_refused(mode
         return found
 
     put(rows_of(1))
-    monkeypatch.setattr("dkfm.execution.dask_input.open_source", opened)
+    monkeypatch.setattr("dkfm.execution.job_input.open_source", opened)
     with pytest.raises(InvalidInputError, match="changed since it was opened"):
         dkfm.batch_score(model, f"{place.url}/rows.npy", tmp_path / "out", progress=False)
-    place.remove("rows.npy")
+    place.remove_objects("rows.npy")
 
 
 def test_a_gram_of_rows_that_change_under_way_is_not_kept(tmp_path, monkeypatch):
@@ -246,7 +246,7 @@ def test_a_gram_of_rows_that_change_under_way_is_not_kept(tmp_path, monkeypatch)
 
 
 def test_an_input_that_changes_while_an_output_is_held_against_it_proves_nothing(model, tmp_path, monkeypatch):
-    source, target, worst = tmp_path / "rows.npy", tmp_path / "out", verification._require_small_error
+    source, target, worst = tmp_path / "rows.npy", tmp_path / "out", verification._compute_max_error_ratio
     write(source, rows_of(1))
     score(model, source, target)
 
@@ -256,7 +256,7 @@ def test_an_input_that_changes_while_an_output_is_held_against_it_proves_nothing
             rewrite(source, rows_of(1))
         return found
 
-    monkeypatch.setattr(verification, "_require_small_error", changing)
+    monkeypatch.setattr(verification, "_compute_max_error_ratio", changing)
     with pytest.raises(InvalidInputError, match="changed while it was compared"):
         dkfm.verify_scores(target, source)
 

@@ -14,7 +14,7 @@ from dkfm import kernels
 from dkfm.errors import StoreExistsError, UnreachableError
 from dkfm.files import local
 from dkfm.scoring import output_store
-from dkfm.storage import zarr_schema
+from dkfm.storage import store_metadata
 from dkfm.storage.output_files import LocalOutput
 
 DRIVERS = 3
@@ -70,8 +70,8 @@ def require_finished(job, target):
 
 def cut_short(target):
     """Take the marker of an output away, and every other receipt with its chunk left in place."""
-    (target / zarr_schema.MARKER).unlink()
-    for segment in sorted((target / zarr_schema.JOURNAL).iterdir())[::2]:
+    (target / store_metadata.MARKER).unlink()
+    for segment in sorted((target / store_metadata.JOURNAL).iterdir())[::2]:
         segment.unlink()
 
 
@@ -180,8 +180,8 @@ def test_three_threads_go_on_with_one_output_together(job, tmp_path):
 def test_a_chunk_without_a_receipt_stays_where_it_is_right_and_is_replaced_where_it_is_not(job, tmp_path):
     target = tmp_path / "out"
     score(job, target)
-    (target / zarr_schema.MARKER).unlink()
-    for segment in (target / zarr_schema.JOURNAL).iterdir():
+    (target / store_metadata.MARKER).unlink()
+    for segment in (target / store_metadata.JOURNAL).iterdir():
         segment.unlink()
     right, wrong = (target / f"scores/c/{number}/0" for number in (3, 7))
     wrong.write_bytes((target / "scores/c/8/0").read_bytes())  # whole, and of other rows

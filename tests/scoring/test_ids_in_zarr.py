@@ -19,7 +19,7 @@ from numcodecs.vlen import VLenUTF8
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DamagedStoreError, InvalidInputError, StoreExistsError
-from dkfm.scoring.formats.chunk_writing import Chunk
+from dkfm.scoring.formats.chunk_files import Chunk
 from dkfm.scoring.formats.id_array import IdArray
 from helpers.resumed_jobs import NAMES
 
@@ -204,7 +204,7 @@ def test_readers_and_verification_agree_on_any_bytes_of_texts(made_texts, positi
 @pytest.mark.parametrize("chunk_rows", [2**31, 2**32 - 1])
 def test_a_small_file_of_many_rows_takes_no_memory(chunk_rows):
     array = IdArray("id", "string", chunk_rows)
-    data = array.head + b"\0" * 60
+    data = array.header + b"\0" * 60
     assert array.decode(data) is None
     stream = io.BytesIO(data + google_crc32c.value(data).to_bytes(4, "little"))
     assert array.summarize_file(Chunk(0, chunk_rows), stream) is None

@@ -84,12 +84,12 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
     completion.remove_chunks(output, [2])
-    from dkfm.scoring.formats import chunk_writing
+    from dkfm.scoring.formats import chunk_files
 
-    (held,), _ = chunk_writing.write_chunk_files(
-        output.format, output.chunk(2), (chunk_writing.Piece({"scores": part}) for part in [wrong]), 1, lambda: None
+    (held,), _ = chunk_files.write_chunk_files(
+        output.format, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), 1, lambda: None
     )
-    kept[2] = receipts.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
+    kept[2] = receipts.ChunkReceipt(2, 20, 0, (held.crc32c,), held.bytes)
     completion.complete_output(output, kept)
     assert dkfm.verify_scores(tmp_path / "out").rows == 100
     with pytest.raises(CertificateError, match="row 47"):
@@ -161,7 +161,7 @@ def test_segments_stay_few_however_long_a_job_is(tmp_path, monkeypatch):
     book = receipts.Journal(Place(), "0" * 32)
     for number in range(36_000):  # an hour of ten chunks a second
         now = number / 10
-        book.add(receipts.Receipt(number, 1, 0, (1,), 8))
+        book.add(receipts.ChunkReceipt(number, 1, 0, (1,), 8))
     book.flush()
     assert 100 < len(puts) < 2000
     assert len(set(puts)) == len(puts)

@@ -22,8 +22,8 @@ from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.scoring import output_store, planning, tasks
-from dkfm.scoring.formats import chunk_writing
-from dkfm.scoring.formats.chunk_writing import OutputColumns
+from dkfm.scoring.formats import chunk_files
+from dkfm.scoring.formats.chunk_files import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import model_store
@@ -41,7 +41,7 @@ MEMORY = [
 def write_late(monkeypatch, pieces):
     """Let each of some pieces be written once the next is scored, as on a slow disk: a task then holds the most."""
     scored, written = [], []
-    score, behind = tasks._score_or_raise, chunk_writing.write_behind
+    score, behind = tasks._score_or_raise, chunk_files.overlap_writes
 
     def score_all(*given):
         found = score(*given)
@@ -56,7 +56,7 @@ def write_late(monkeypatch, pieces):
 
     monkeypatch.setattr(tasks, "_score_or_raise", score_all)
     monkeypatch.setattr(
-        chunk_writing, "write_behind", lambda items, use, count: behind(items, partial(late, use), count)
+        chunk_files, "overlap_writes", lambda items, use, count: behind(items, partial(late, use), count)
     )
 
 
@@ -67,7 +67,7 @@ def measured(model, names, folder, rng, monkeypatch):
     d = model.landmarks.shape[1]
     zarr.create_array(folder / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
     source = open_source(folder / "z.zarr")
-    job = planning.plan_in_memory(model, names, source, 1500)
+    job = planning.plan_with_model_in_memory(model, names, source, 1500)
     with single_blas_thread():
         model.kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
         prepare_scorer(model).score_heads(names, np.ones((1, d)))
@@ -114,13 +114,13 @@ def test_the_memory_of_a_task_of_many_classes_is_at_most_what_was_planned(link, 
 
 def test_a_chunk_that_is_too_large_is_cut_evenly_and_counted_once_a_process(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**7, 4), chunks=(10**7, 4), dtype="f8")
-    job = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
+    job = planning.plan_with_model_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
     assert job.chunks * job.chunk_rows == 10**7
     assert job.piece_rows * 8 * 4 < 10**7  # it is long, and read in pieces
     # All tasks of a process share the chunk; before, a task was the whole of it, and a part of it was read with it all.
     assert job.model_bytes > 2 * 10**7 * 4 * 8 > 2 * job.task_bytes
     # A part that is not even may lie in two chunks: of both it takes its rows alone.
-    uneven = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 30_000)
+    uneven = planning.plan_with_model_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 30_000)
     assert uneven.model_bytes > 2 * 10**7 * 4 * 8 > 2 * uneven.task_bytes
 
 
@@ -157,7 +157,7 @@ def test_any_cut_of_the_sources_chunks_gives_the_same_scores(fitted, chunk, tmp_
 def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
     zarr.create_array(tmp_path / "z.zarr", data=np.ones((800, 4)), chunks=(100, 4))
     fitted.save(tmp_path / "model")
-    job = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 800)
+    job = planning.plan_with_model_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 800)
     assert (job.chunks, job.piece_rows) == (1, 200)
     events, read, several = [], ZarrSource.read, Scorer.score_heads
     reading = threading.Event()
@@ -201,8 +201,8 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     monkeypatch.setattr(
         streamed_weights._ZarrWeights, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
     )
-    job = planning.plan_in_memory(model, [output], open_source(Z), 60)
-    monkeypatch.setattr(memory, "free_memory", lambda: job.model_bytes + job.task_bytes - 1)
+    job = planning.plan_with_model_in_memory(model, [output], open_source(Z), 60)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: job.model_bytes + job.task_bytes - 1)
     monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     report = dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", output=output, chunk_rows=60, progress=False)
     assert report.chunks == 9
@@ -224,7 +224,7 @@ def test_a_model_that_is_too_large_even_in_parts_is_refused_with_both_numbers(tm
 
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 5)))
     phi.save(tmp_path / "model")
-    monkeypatch.setattr(memory, "free_memory", lambda: 500_000)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: 500_000)
     with pytest.raises(BudgetError, match=r"task of 64 rows needs .* are there"):
         dkfm.batch_score(tmp_path / "model", np.ones((1000, 5)), tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
@@ -255,7 +255,9 @@ def test_rows_of_a_streamed_task_are_as_many_as_memory_takes_whatever_the_chunks
     model = model_store.load_record(tmp_path / "model", streamed=True).model
     for chunk in (1000, 8191, 8192, 65536):
         zarr.create_array(tmp_path / f"{chunk}", shape=(10**6, 50), chunks=(chunk, 50), dtype="f8")
-        job = planning.plan_streamed(model, ["features"], open_source(tmp_path / f"{chunk}"), lambda shared: 10**8)
+        job = planning.plan_with_streamed_weights(
+            model, ["features"], open_source(tmp_path / f"{chunk}"), lambda shared: 10**8
+        )
         assert 1000 <= job.chunk_rows <= 4096
         assert job.task_bytes <= 10**8
 
@@ -272,7 +274,7 @@ def test_the_blocks_of_kernels_that_do_not_fill_or_that_widen_are_counted(kernel
     n, dtype = 3000, np.dtype(np.float32)
     heads = {"scores": Head(rng.normal(size=(n, 2)).astype(dtype))}
     model, Z = Model(kernel, rng.normal(size=(n, 20)).astype(dtype), heads), rng.normal(size=(4000, 20))
-    job, score = planning.plan_in_memory(model, ["scores"], open_source(Z), 4000), prepare_scorer(model)
+    job, score = planning.plan_with_model_in_memory(model, ["scores"], open_source(Z), 4000), prepare_scorer(model)
     tracemalloc.start()
     try:
         with ThreadPoolExecutor(1) as fresh:

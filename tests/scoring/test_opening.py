@@ -16,8 +16,8 @@ from dkfm.errors import DamagedStoreError, UnsupportedStoreError
 from dkfm.files import fsspec_access, local
 from dkfm.files.location import locate
 from dkfm.scoring import marker, output_store
-from dkfm.scoring.receipts import Receipt
-from dkfm.storage import zarr_schema
+from dkfm.scoring.receipts import ChunkReceipt
+from dkfm.storage import store_metadata
 
 FORMS = ["out", "out.parquet"]
 OUTPUTS = ["scores", "reconstruction_error"]
@@ -75,16 +75,16 @@ def test_a_file_that_is_lost_or_has_another_size_is_told_at_once_whichever_it_is
     output = output_store.read_output(locate(target))
     for number in range(output.n_chunks):
         for name in output.format.file_names(number):
-            with output.location.open_for_reading(name) as opened:
+            with output.output_location.open_for_reading(name) as opened:
                 good = opened.read()
             for damaged in (None, good[:-1], good + b"\0", b""):
                 if damaged is None:
-                    output.location.remove_files([name])
+                    output.output_location.remove_files([name])
                 else:
-                    output.location.write_file(name, damaged)
+                    output.output_location.write_file(name, damaged)
                 with pytest.raises(DamagedStoreError, match=f"Chunk {number} "):
                     dkfm.open_scores(target)
-            output.location.write_file(name, good)
+            output.output_location.write_file(name, good)
     dkfm.open_scores(target)
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_lost_or_has_another_size_is_told_at_once_whichever_it_is
 def test_a_foreign_file_is_told_at_once(made, place, form, name):
     target = score(made, f"{place}/{form}")
     output = output_store.read_output(locate(target))
-    output.location.write_file(name, b"mine")
+    output.output_location.write_file(name, b"mine")
     with pytest.raises(DamagedStoreError, match=f"has gained {name}"):
         dkfm.open_scores(target)
 
@@ -122,13 +122,13 @@ def test_a_link_in_place_of_any_file_or_folder_is_told_at_once(finished, tmp_pat
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sizes_are_those_of_all_files_that_a_listing_has(finished, form):
-    listed = {name: (finished[form] / name).stat().st_size for name in zarr_schema.list_files(finished[form])}
-    assert zarr_schema.list_file_sizes(finished[form]) == listed
+    listed = {name: (finished[form] / name).stat().st_size for name in store_metadata.list_files(finished[form])}
+    assert store_metadata.list_file_sizes(finished[form]) == listed
 
 
 def table_of_marker(finished, output, receipts):
     """Read receipts from a marker in place of that of a finished output, which is put back."""
-    path = finished["out"] / zarr_schema.MARKER
+    path = finished["out"] / store_metadata.MARKER
     kept = path.read_bytes()
     try:
         path.write_bytes(marker.encode_marker(output, receipts, "stamp"))
@@ -145,7 +145,7 @@ def test_receipts_come_back_from_a_marker_as_they_were(finished, data, chunks, l
         rows = output.chunk(number).rows
         checksums = data.draw(st.tuples(*[st.integers(0, 2**32 - 1)] * len(OUTPUTS)))
         size = data.draw(st.integers(0, 2**63 - 1))
-        receipts[number] = Receipt(number, rows, data.draw(st.integers(0, rows)), checksums, size)
+        receipts[number] = ChunkReceipt(number, rows, data.draw(st.integers(0, rows)), checksums, size)
     assert dict(enumerate(table_of_marker(finished, output, receipts))) == receipts
 
 
@@ -156,8 +156,8 @@ IMPOSSIBLE = [True, False, 1.0, 1.5, -1, 2**63, 10**400, "1", None, [], {}]
 @given(
     number=st.integers(0, 4),
     change=st.tuples(st.sampled_from(["bytes", "invalid_rows"]), st.sampled_from(IMPOSSIBLE))
-    | st.tuples(st.just("crc32c"), st.sampled_from([*IMPOSSIBLE, (), (1,), (1, 2, 3)]))
-    | st.tuples(st.just("crc32c"), st.sampled_from([*IMPOSSIBLE, 2**32]).map(lambda value: (1, value)))
+    | st.tuples(st.just("file_checksums"), st.sampled_from([*IMPOSSIBLE, (), (1,), (1, 2, 3)]))
+    | st.tuples(st.just("file_checksums"), st.sampled_from([*IMPOSSIBLE, 2**32]).map(lambda value: (1, value)))
     | st.just(("invalid_rows", 21)),
 )
 def test_a_marker_with_an_impossible_value_is_refused_wherever_it_stands(finished, number, change):
@@ -194,10 +194,10 @@ def test_what_opening_does_not_read_is_found_where_it_is_read(made, place):
         target = score(made, f"{place}/{form}", chunk_rows=20)
         output = output_store.read_output(locate(target))
         name = output.format.file_names(2)[0]
-        with output.location.open_for_reading(name) as opened:
+        with output.output_location.open_for_reading(name) as opened:
             good = opened.read()
         for at in np.linspace(0, len(good) - 1, 7, dtype=int):
-            output.location.write_file(name, good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+            output.output_location.write_file(name, good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
             scores = dkfm.open_scores(target)
             with pytest.raises(DamagedStoreError, match="Chunk 2"):
                 scores.compute(scheduler="synchronous")
@@ -205,4 +205,4 @@ def test_what_opening_does_not_read_is_found_where_it_is_read(made, place):
                 list(dkfm.iter_scores(target))
             with pytest.raises(DamagedStoreError, match="Chunk 2"):
                 dkfm.verify_scores(target)
-        output.location.write_file(name, good)
+        output.output_location.write_file(name, good)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import dkfm
 from dkfm import kernels
 from dkfm.core import chunking
-from dkfm.scoring.formats import chunk_writing
-from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns, Piece, ReadBackWriter, write_chunk_files
-from dkfm.scoring.formats.parquet_chunks import ParquetChunks, fill_nulls
+from dkfm.scoring.formats import chunk_files
+from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns, Piece, ReadBackWriter, write_chunk_files
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks, to_numpy_filling_nulls
 from dkfm.storage.output_files import LocalOutput
 
 
@@ -31,7 +31,7 @@ def written(folder, sizes, values, classes, ids):
     )
     chunks = ParquetChunks(LocalOutput(folder), columns, None if ids is None else "id")
     summaries, _ = write_chunk_files(chunks, Chunk(0, len(values)), pieces, len(sizes), lambda: None)
-    assert chunk_writing.read_chunk_files(chunks, Chunk(0, len(values)))[0].crc32c == summaries[0].crc32c
+    assert chunk_files.read_chunk_files(chunks, Chunk(0, len(values)))[0].crc32c == summaries[0].crc32c
     return folder / chunks.file_names(0)[0], summaries
 
 
@@ -51,7 +51,7 @@ def test_rows_are_those_of_the_pieces_whatever_the_row_groups(tmp_path_factory, 
         patch.setattr(chunking, "_MIN_GROUP_ROWS", group_rows)
         path, summaries = written(tmp_path_factory.mktemp("out"), sizes, values, classes, ids)
     table = pq.read_table(path)
-    np.testing.assert_array_equal(np.column_stack([fill_nulls(table[f"f{i}"]) for i in range(3)]), values)
+    np.testing.assert_array_equal(np.column_stack([to_numpy_filling_nulls(table[f"f{i}"]) for i in range(3)]), values)
     assert {table[f"f{i}"].null_count for i in range(3)} == {np.isnan(values[:, 0]).sum()}
     assert table["predict"].to_pylist() == [None if code < 0 else code for code in classes[:, 0].tolist()]
     assert {str(table.schema.field(f"f{i}").type) for i in range(3)} == {str(pa.from_numpy_dtype(np.dtype(dtype)))}
@@ -113,5 +113,5 @@ def test_files_of_earlier_versions_with_nan_in_place_of_nulls_are_sound(tmp_path
     field = pa.field("f0", pa.float64(), nullable=False)
     schema = pa.schema([field], metadata={b"dkfm": b'{"chunk": 0, "rows": 6}'})
     pq.write_table(pa.table([values[:, 0]], schema=schema), tmp_path / "part-00000.parquet")
-    (found,) = chunk_writing.read_chunk_files(chunks, Chunk(0, 6))
+    (found,) = chunk_files.read_chunk_files(chunks, Chunk(0, 6))
     assert found.invalid_mask.tolist() == [False, False, True, False, False, False]

@@ -148,7 +148,14 @@ def test_a_receipt_with_an_impossible_field_is_as_one_that_is_not_there(model, o
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("bytes", 10**400), ("bytes", 1.5), ("crc32c", ()), ("crc32c", (2**40,)), ("invalid_rows", -1), ("crc32c", 7)],
+    [
+        ("bytes", 10**400),
+        ("bytes", 1.5),
+        ("file_checksums", ()),
+        ("file_checksums", (2**40,)),
+        ("invalid_rows", -1),
+        ("file_checksums", 7),
+    ],
 )
 def test_a_marker_with_an_impossible_field_is_refused_in_a_sentence(model, out, field, value):
     mark(out, **{field: value})

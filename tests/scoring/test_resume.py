@@ -221,7 +221,7 @@ def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made
     assert not (tmp_path / "out").exists()
     score(made, tmp_path / "out")
     assert dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out").done == 5
-    monkeypatch.setattr(memory, "free_memory", lambda: 2000)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: 2000)
     plan = dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "new")
     with pytest.raises(BudgetError, match=r"needs .* are there"):
         plan.require()
@@ -247,7 +247,7 @@ def test_the_command_line_has_the_plan_the_report_and_the_verification(made, tmp
     verify = ["verify", "out.parquet", "--against", str(made / "rows.parquet"), "--sample", "40"]
     done = CliRunner().invoke(main, verify)
     assert "40 rows scored anew by the formula differ by at most" in done.stdout
-    monkeypatch.setattr(memory, "free_memory", lambda: 2000)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: 2000)
     refused = run("--dry-run", "--overwrite")
     assert refused.exit_code == 1
     assert "chunks" in refused.stdout

@@ -16,7 +16,7 @@ from dkfm.errors import (
     StoreError,
 )
 from dkfm.scoring import output_store, planning, tasks
-from dkfm.scoring.formats import chunk_writing
+from dkfm.scoring.formats import chunk_files
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
@@ -41,7 +41,7 @@ def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
 
 def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**6, 4), chunks=(7_000, 4), dtype="f8")
-    job = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
+    job = planning.plan_with_model_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
     assert job.chunk_rows % 7_000 == 0
     assert job.chunks == -(-(10**6) // job.chunk_rows)
     assert job.task_bytes > job.chunk_rows * 8 * 7
@@ -51,8 +51,8 @@ def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
 @pytest.mark.parametrize("rows", [1, 500, 240_000, 1_000_003])
 def test_no_thread_waits_for_the_last_chunk_of_another(rows, threads, fitted):
     source = MemorySource(np.broadcast_to(np.zeros(fitted.n_features_in_), (rows, fitted.n_features_in_)))
-    alone = planning.plan_in_memory(fitted.model_, ["scores"], source)
-    job = planning.plan_in_memory(fitted.model_, ["scores"], source, threads=threads)
+    alone = planning.plan_with_model_in_memory(fitted.model_, ["scores"], source)
+    job = planning.plan_with_model_in_memory(fitted.model_, ["scores"], source, threads=threads)
     assert job.chunk_rows <= alone.chunk_rows
     busiest = job.chunk_rows * -(-job.chunks // threads)
     assert job.chunks == alone.chunks if alone.chunks <= threads else busiest <= 1.02 * (rows / threads + threads)
@@ -62,8 +62,8 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chunk_writing, "_SYNC_BYTES", 0)
-    monkeypatch.setattr(chunk_writing.os, "fdatasync", full)
+    monkeypatch.setattr(chunk_files, "_SYNC_BYTES", 0)
+    monkeypatch.setattr(chunk_files.os, "fdatasync", full)
     with pytest.raises(StoreError, match="cannot be written: No space left on device"):
         score(job)
     assert not [path for path in (job[2] / "scores" / "c").rglob("*") if path.is_file()]
@@ -91,15 +91,15 @@ def test_a_chunk_that_another_task_writes_meanwhile_is_not_removed_as_missing(jo
     bytes_of_chunk, removed = path.read_bytes(), []
     path.unlink()
 
-    original = type(output.location).file_sizes
+    original = type(output.output_location).find_file_sizes
 
-    def file_sizes(location, names):
+    def find_file_sizes(location, names):
         found = original(location, names)
         path.write_bytes(bytes_of_chunk)
         return found
 
-    monkeypatch.setattr(type(output.location), "file_sizes", file_sizes)
-    monkeypatch.setattr(type(output.location), "remove_files", lambda location, names: removed.extend(names))
+    monkeypatch.setattr(type(output.output_location), "find_file_sizes", find_file_sizes)
+    monkeypatch.setattr(type(output.output_location), "remove_files", lambda location, names: removed.extend(names))
     write(output, 0, iter([np.zeros((30, 3))]))
     assert not removed
     assert path.read_bytes() == bytes_of_chunk
@@ -110,7 +110,7 @@ def test_a_chunk_whose_name_another_task_frees_just_now_takes_it(job, monkeypatc
     output, path, summarize = (
         output_store.read_output(job[2]),
         job[2] / "scores" / "c" / "0" / "0",
-        chunk_writing._summarize_file,
+        chunk_files._summarize_file,
     )
     bytes_of_chunk = path.read_bytes()
     path.unlink()
@@ -123,7 +123,7 @@ def test_a_chunk_whose_name_another_task_frees_just_now_takes_it(job, monkeypatc
         path.unlink()
         return summarize(*arguments)
 
-    monkeypatch.setattr(chunk_writing, "_summarize_file", find_removed)
+    monkeypatch.setattr(chunk_files, "_summarize_file", find_removed)
     write(output, 0, pieces())
     assert not np.frombuffer(path.read_bytes()[:-4]).any()
 

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import zarr
 
 from contracts import check_source
-from dkfm.execution.dask_input import open_input
+from dkfm.execution.job_input import open_input
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import CsrCopySource
 from dkfm.storage import csr
@@ -90,6 +90,8 @@ def test_rows_that_a_driver_stores_for_its_workers_obey_the_contract(tmp_path):
     with new_store(tmp_path / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
         csr.write_csr(group, "rows", memory.array)
     check_source(
-        CsrCopySource(tmp_path / "rows.zarr", ROWS.shape, memory.mean_values_per_row, memory.max_run_nnz, "rows"),
+        CsrCopySource(
+            tmp_path / "rows.zarr", ROWS.shape, memory.float64s_per_row, memory.max_nnz_per_row_window, "rows"
+        ),
         ROWS,
     )

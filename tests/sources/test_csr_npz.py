@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.core.rows import estimate_values_per_row
+from dkfm.core.rows import estimate_float64s_per_row
 from dkfm.errors import InvalidInputError
 from dkfm.sources import csr_npz
 from dkfm.sources.base import read_finite
@@ -54,9 +54,9 @@ def test_any_rows_of_any_matrix_are_read(n, d, density, compressed, dtype, data)
 def test_a_file_reads_as_the_matrix_in_memory(compressed, matrix, tmp_path):
     source, memory = open_source(save(tmp_path / "x.npz", matrix, compressed)), MemorySource(matrix)
     assert (
-        (source.shape, source.mean_values_per_row)
-        == (memory.shape, memory.mean_values_per_row)
-        == ((200, 30), estimate_values_per_row(matrix))
+        (source.shape, source.float64s_per_row)
+        == (memory.shape, memory.float64s_per_row)
+        == ((200, 30), estimate_float64s_per_row(matrix))
     )
     read, expected = source.read(slice(20, 90)), memory.read(slice(20, 90))
     for part in ("data", "indices", "indptr"):

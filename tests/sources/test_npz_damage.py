@@ -255,12 +255,12 @@ def test_memory_is_that_of_the_rows_asked_for_and_a_task_is_small(tmp_path, rng)
     finally:
         tracemalloc.stop()
     assert read.nnz > 9900
-    assert peak < 3 * 8 * source.mean_values_per_row * 1000 + 3 * csr_npz._BUFFER_BYTES < wide.data.nbytes / 3
+    assert peak < 3 * 8 * source.float64s_per_row * 1000 + 3 * csr_npz._BUFFER_BYTES < wide.data.nbytes / 3
 
 
 def test_a_matrix_without_a_value_is_read(tmp_path):
     source = open_source(save(tmp_path / "x.npz", sp.csr_array((5, 4))))
-    assert source.mean_values_per_row == 1
+    assert source.float64s_per_row == 1
     np.testing.assert_array_equal(source.read(slice(1, 4)).toarray(), np.zeros((3, 4)))
 
 

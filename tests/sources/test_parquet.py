@@ -24,7 +24,7 @@ from helpers.parquet_files import refusal, table, write
 
 def in_another_process(source):
     """A source as a task of a fresh process has it."""
-    parquet._cached_footers.remove()
+    parquet._cached_layouts.remove_matching()
     return pickle.loads(pickle.dumps(source))
 
 
@@ -205,12 +205,12 @@ def test_categories_are_read_as_their_values_and_may_be_text_in_another_file(row
         write(tmp_path / f"{name}.parquet", table(rows[:2]).append_column("id", ids))
     source = open_source(tmp_path, id_column="id")
     assert source.read_ids(slice(0, 4)).equals(pa.array(["x", "y", "y", None]))
-    assert source.find_missing_ids() == str(tmp_path / "b.parquet")
+    assert source.find_file_with_missing_ids() == str(tmp_path / "b.parquet")
     numbers = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1]), pa.array([10**12, 7]))
     write(tmp_path / "c" / "a.parquet", table(rows[:3]).append_column("id", numbers))
     source = open_source(tmp_path / "c", id_column="id")
     assert source.read_ids(slice(1, 3)).equals(pa.array([10**12, 7]))
-    assert source.find_missing_ids() is None
+    assert source.find_file_with_missing_ids() is None
 
 
 def test_ids_that_are_missing_or_of_no_plain_type_or_of_two_are_refused(rows, tmp_path):
@@ -236,15 +236,17 @@ def test_float32_is_read_as_it_is_only_where_all_columns_are_and_it_is_asked_for
         source = open_source(tmp_path / f"{name}.parquet", columns=list(columns))
         for part in (slice(0, 1000), slice(3, 20)):
             assert source.read(part).dtype == np.float64
-            assert source.with_float32().read(part).dtype == dtype
-            np.testing.assert_array_equal(source.with_float32().read(part), source.read(part))
+            assert source.with_float32_preserved().read(part).dtype == dtype
+            np.testing.assert_array_equal(source.with_float32_preserved().read(part), source.read(part))
 
 
 def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew(rows, tmp_path, monkeypatch):
     path = write(tmp_path / "x.parquet", rows, 400)
-    source, groups, decode = ParquetSource.open(path), [], parquet._decode_into
+    source, groups, decode = ParquetSource.open(path), [], parquet._decode_group_into_array
     monkeypatch.setattr(
-        parquet, "_decode_into", lambda file, table, group, out: groups.append(group) or decode(file, table, group, out)
+        parquet,
+        "_decode_group_into_array",
+        lambda file, table, group, out: groups.append(group) or decode(file, table, group, out),
     )
     for first in (0, 100, 400, 200, 500, 300, 600, 800, 700, 900):
         np.testing.assert_array_equal(source.read(slice(first, first + 70)), rows[first : first + 70])
@@ -260,11 +262,11 @@ def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew
 def test_row_groups_of_a_file_are_decoded_from_one_opening_of_it(rows, tmp_path, monkeypatch):
     for number in range(3):
         write(tmp_path / "x" / f"{number}.parquet", rows, 90)
-    opened, open_parquet = [], parquet.parquet_footers.open_parquet
+    opened, open_parquet_file = [], parquet.parquet_footers.open_parquet_file
     monkeypatch.setattr(
         parquet.parquet_footers,
-        "open_parquet",
-        lambda file, **options: opened.append(file.location.name) or open_parquet(file, **options),
+        "open_parquet_file",
+        lambda file, **options: opened.append(file.location.name) or open_parquet_file(file, **options),
     )
     read = ParquetSource.open(tmp_path / "x").read(slice(0, 3 * len(rows)))
     np.testing.assert_array_equal(read, np.concatenate([rows] * 3))

@@ -158,7 +158,7 @@ def test_without_pyarrow_the_error_names_the_extra(rows, tmp_path):
         "import sys; sys.modules['pyarrow'] = None\n"
         "from dkfm.sources import opening as sources\n"
         "from dkfm.errors import MissingExtraError\n"
-        "print(sources.open_source([[1.0]]).with_float32().shape)\n"
+        "print(sources.open_source([[1.0]]).with_float32_preserved().shape)\n"
         f"try: sources.open_source({str(path)!r})\n"
         "except MissingExtraError as error: print(error)"
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources import parquet
-from dkfm.sources.file_names import StoredNames
+from dkfm.sources.input_file_journal import StoredNames
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet_file_list import TableFiles
 from helpers.parquet_files import refusal, table, write
@@ -37,7 +37,7 @@ def test_keys_of_partitions_are_no_columns(partitioned, rows):
 @pytest.mark.parametrize(("key", "values"), [("country", ["de", "de", "fr"]), ("city", ["Bad Honnef", "Ulm", "Lyon"])])
 def test_a_key_of_partitions_may_be_the_ids(key, values, partitioned):
     source = pickle.loads(pickle.dumps(open_source(partitioned, id_column=key)))
-    parquet._cached_footers.remove()
+    parquet._cached_layouts.remove_matching()
     assert source.columns == ("a", "b", "c")
     expected = np.repeat(values, 100)
     for part in [slice(0, 300), slice(95, 205), slice(10, 11), slice(5, 5)]:
@@ -85,7 +85,7 @@ def test_a_pattern_selects_files_and_folders(pattern, expected, partitioned, row
     source = open_source(f"{partitioned}/{pattern}")
     assert source.name == f"{partitioned}/{pattern}"
     wanted = np.concatenate([rows[100 * n : 100 * (n + 1)] for n in expected])
-    parquet._cached_footers.remove()
+    parquet._cached_layouts.remove_matching()
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(slice(0, 300)), wanted)
 
 
@@ -102,7 +102,7 @@ def test_what_a_pattern_does_not_match_is_not_looked_at(partitioned, rows, tmp_p
 def test_names_that_were_read_do_not_travel_with_a_source(partitioned):
     names = tuple(f"country=de/{'x' * 50}{number}.parquet" for number in range(100))
     table = TableFiles(partitioned, names=StoredNames(partitioned, "0" * 32))
-    vars(table)["ordered_names"] = names
+    vars(table)["explicit_names"] = names
     assert len(pickle.dumps(table)) < 1000
     assert pickle.loads(pickle.dumps(table)) == table
 
@@ -151,6 +151,6 @@ def test_named_files_are_read_in_the_order_of_their_names(partitioned, rows):
     write(partitioned / "country=it" / "b.parquet", rows[:5])
     assert source.stamp_with_ctime() == before
     (partitioned / FILES[0]).unlink()
-    assert not source.is_unchanged(open_source(partitioned).stamp())
+    assert not source.is_opening_valid(open_source(partitioned).stamp())
     with pytest.raises(InvalidInputError, match="has no country=de"):
         source.stamp()

@@ -11,7 +11,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources.opening import open_source
-from dkfm.storage import bounded_chunks, zarr_schema
+from dkfm.storage import bounded_chunks, store_metadata
 
 DTYPES = ["float64", "float32", "int64", "uint16", "uint8", "bool"]
 
@@ -93,7 +93,7 @@ def test_what_a_chunk_file_ends_with_is_in_its_metadata(tmp_path, rng):
     values = rng.normal(size=(5, 3))
     for name, compressors, trailer in (("a", None, 0), ("b", [Crc32cCodec()], 4), ("c", [ZstdCodec()], None)):
         stored(tmp_path / name, values, (5, 3), compressors=compressors)
-        assert zarr_schema.read_source_metadata(tmp_path / name)[1].checksum_bytes == trailer
+        assert store_metadata.read_source_metadata_and_info(tmp_path / name)[1].checksum_bytes == trailer
 
 
 def test_a_chunk_longer_than_the_array_gives_no_more_than_its_rows(tmp_path, rng):

@@ -23,7 +23,7 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local
-from dkfm.storage import zarr_schema, zarr_store
+from dkfm.storage import store_metadata, zarr_store
 
 ESTIMATORS = [
     dkfm.ExactFeatureMap(kernels.Gaussian(2.0)),
@@ -194,7 +194,7 @@ HOSTILE = {
 def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(saved, change):
     edit(saved / "landmarks" / "zarr.json", change)
     with pytest.raises((UnsupportedStoreError, DamagedStoreError)):
-        zarr_schema.require_chunks(saved / "landmarks", zarr_schema.read_array_info(saved / "landmarks"))
+        store_metadata.require_chunks(saved / "landmarks", store_metadata.read_array_info(saved / "landmarks"))
 
 
 @given(
@@ -206,7 +206,7 @@ def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(
 def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("store")
     (folder / "zarr.json").write_text(json.dumps(value))
-    for read in (zarr_schema.read_group, zarr_schema.read_array_info):
+    for read in (store_metadata.read_own_attributes, store_metadata.read_array_info):
         with pytest.raises(DkfmError):
             read(folder)
 
@@ -215,7 +215,7 @@ def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value
 def test_text_that_is_not_json_is_refused(tmp_path, text):
     (tmp_path / "zarr.json").write_text(text)
     with pytest.raises(DkfmError):
-        zarr_schema.read_group(tmp_path)
+        store_metadata.read_own_attributes(tmp_path)
 
 
 def _forge(saved, change):
@@ -223,7 +223,7 @@ def _forge(saved, change):
     from dkfm.storage.model_store import _manifest_digest, compute_sha256
 
     edit(saved / "zarr.json", lambda m: change(m["attributes"]["dkfm"]))
-    sums = {n: compute_sha256(saved / n) for n in sorted(zarr_schema.list_files(saved)) if n != "_COMPLETE"}
+    sums = {n: compute_sha256(saved / n) for n in sorted(store_metadata.list_files(saved)) if n != "_COMPLETE"}
     (saved / "_COMPLETE").write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
 
 
@@ -277,7 +277,7 @@ def test_numpy_scalars_are_saved_as_the_numbers_they_are(rows, tmp_path, value):
     assert dkfm.load(tmp_path / "m").n_components == value
 
 
-@pytest.mark.parametrize("moment", ["create_group", "add_array", "write_marker", "sync_tree", "rename"])
+@pytest.mark.parametrize("moment", ["create_group", "add_array", "write_completion_marker", "sync_tree", "rename"])
 def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows, tmp_path, monkeypatch, moment):
     before, model = contents(saved), dkfm.KernelPCA(1).fit(rows)
 
@@ -310,7 +310,7 @@ def test_weights_that_are_not_finite_are_refused(rows, tmp_path):
 def test_consolidated_metadata_are_refused(saved):
     edit(saved / "zarr.json", lambda m: m.update(consolidated_metadata={"metadata": {}}))
     with pytest.raises(UnsupportedStoreError):
-        zarr_schema.read_group(saved)
+        store_metadata.read_own_attributes(saved)
 
 
 def test_a_store_of_another_kind_is_named_and_not_overwritten(saved, rows, tmp_path):

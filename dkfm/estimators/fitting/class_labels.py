@@ -23,7 +23,7 @@ _TASK_NAME = "dkfm-labels"
 """Name on the dashboard of the tasks that convert codes to labels."""
 
 
-def check_labels(y: object, n: int, name: str) -> Labels:
+def check_label_array(y: object, n: int, name: str) -> Labels:
     """Check the class labels of n training rows, and return them as an array (n,).
 
     Parameters

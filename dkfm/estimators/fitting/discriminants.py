@@ -10,11 +10,11 @@ import numpy as np
 from dkfm.core import budget, cpus
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
-from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting import stored_training_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.pca import compute_landmark_moments
-from dkfm.estimators.fitting.solvers import choose_solver
+from dkfm.estimators.fitting.solver_choice import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.discriminants import certify_discriminants
 from dkfm.execution import memory, progress
@@ -22,8 +22,8 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
-from dkfm.gram.linear_systems.direct_solver import SystemOptions
 from dkfm.gram.linear_systems.solver import SystemSolver
+from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions
 from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
@@ -78,7 +78,7 @@ def fit_discriminants(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, dtype: np.dtype[np.floating]
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
-    decomposes = decomposes_gram(options, data.kernel)
+    decomposes = is_eigendecomposition_needed(options, data.kernel)
     reason = why_gram(options, data.kernel)
     solver = choose_solver(data, options.solver, reason, "KernelFisher", decomposes=decomposes)
     if solver == "dense":
@@ -101,7 +101,9 @@ def _solve_without_gram(
     kernel, X = data.kernel, data.indexable_rows
     system = SystemOptions(options.tile_rows, options.workspace, options.progress)
     solver = SystemSolver(kernel, X, classes.weights, method, system)
-    with open_matrix_free(kernel, X, classes.count + 1, workspace=options.workspace, progress=options.progress) as gram:
+    with open_matrix_free(
+        kernel, X, classes.n_columns + 1, workspace=options.workspace, progress=options.progress
+    ) as gram:
         return solve_discriminants_by_systems(
             gram.__matmul__,
             lambda ridge, right: solver.solve(ridge, right).values,
@@ -115,10 +117,10 @@ def _solve_in_memory(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, decomposes: bool
 ) -> tuple[float, Discriminants]:
     """Return the shrinkage and the discriminants from the Gram matrix in memory."""
-    kernel, n, d = data.kernel, data.indexable_rows.shape[0], data.mean_values_per_row
-    clips = options.on_indefinite == "clip" and not _is_known_psd(kernel)
+    kernel, n, d = data.kernel, data.indexable_rows.shape[0], data.float64s_per_row
+    clips = options.on_indefinite == "clip" and not _is_known_conditionally_psd(kernel)
     by_eigenvalues = _needs_eigenvalues(options, kernel)
-    has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
+    has_room = decomposes or memory.has_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
     log_stage("root", f"discriminants from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
@@ -135,7 +137,7 @@ def why_gram(options: DiscriminantOptions, kernel: Kernel) -> str:
     """Return why a fit needs the Gram matrix in memory; empty if linear systems serve."""
     if options.shrinkage is None:
         return 'shrinkage="auto" needs eigenvalues'
-    if decomposes_gram(options, kernel):
+    if is_eigendecomposition_needed(options, kernel):
         return (
             'eigenvalues are needed for on_indefinite="clip", a small shrinkage, and kernels not known to be positive'
         )
@@ -143,14 +145,14 @@ def why_gram(options: DiscriminantOptions, kernel: Kernel) -> str:
     return "" if is_psd else "this kernel is positive semi-definite only after centring"
 
 
-def decomposes_gram(options: DiscriminantOptions, kernel: Kernel) -> bool:
+def is_eigendecomposition_needed(options: DiscriminantOptions, kernel: Kernel) -> bool:
     """Return whether a fit computes all eigenvectors of the Gram matrix; else it computes a Cholesky factor."""
     return _needs_eigenvalues(options, kernel) or options.shrinkage is None
 
 
 def _needs_eigenvalues(options: DiscriminantOptions, kernel: Kernel) -> bool:
     small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
-    return small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
+    return small_shrinkage or options.on_indefinite == "clip" or not _is_known_conditionally_psd(kernel)
 
 
 def _choose_shrinkage_and_solve(
@@ -187,13 +189,15 @@ def fit_in_map(
         sums: Array = classes.weighted_columns().T @ landmark_features
         second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
-        all_rows = streamed.as_data(model.kernel, X)
+        all_rows = stored_training_rows.as_data(model.kernel, X)
         data, weights = training_data.drop_zero_weights(all_rows, sample_weight)
         weighted = y if data is all_rows else y[cast("Indices", data.original_row_indices)]
         labels, codes = np.unique(weighted, return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
         workspace = feature_map.workspace
-        sums, second, _ = streamed.sum_features(model.original_landmarks, root, data, classes, workspace)
+        sums, second, _ = stored_training_rows.compute_feature_moments(
+            model.original_landmarks, root, data, classes, workspace
+        )
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
@@ -212,7 +216,7 @@ def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: flo
         message = f"Beside a ridge of {result.ridge:.1e} the classes have one mean: the priors alone decide."
         warnings.warn(message, DkfmWarning, stacklevel=4)
     return {
-        "priors": classes.class_probabilities,
+        "priors": classes.effective_priors,
         "ratios": result.between_class_variances,
         "means": result.means,
         "shrinkage": shrinkage_used,
@@ -220,7 +224,7 @@ def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: flo
     }
 
 
-def _is_known_psd(kernel: Kernel) -> bool:
+def _is_known_conditionally_psd(kernel: Kernel) -> bool:
     """Return whether the kernel is one of dkfm's own and known to be (conditionally) positive semi-definite."""
     return (
         serialization.is_code_free(kernel)

@@ -14,8 +14,8 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
-from dkfm.gram import build, matrix_free, roads
-from dkfm.gram.roads import ProductTask, Road, RoadCost
+from dkfm.gram import build, matrix_free, product_costs
+from dkfm.gram.product_costs import LanczosProblem, ProductCost, ProductMethod
 from dkfm.gram.training_data import PrecomputedGram, TrainingData
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
@@ -39,7 +39,7 @@ _SYMMETRY_TOLERANCE = 1e-8
 @contextmanager
 def open_eigenproblem(
     data: TrainingData,
-    road: Road,
+    road: ProductMethod,
     q: int,
     weighting: Weighting,
     tile_rows: int | None,
@@ -52,14 +52,14 @@ def open_eigenproblem(
     The means (N,) of the rows of the matrix are computed, unless they are given or the matrix is in memory.
     """
     rows, kernel = data.indexable_rows, data.kernel
-    if road is Road.DENSE:
+    if road is ProductMethod.DENSE:
         yield kernel_components.make_dense_problem(data.compute_gram(tile_rows, workspace, progress), weighting)
     elif isinstance(data, PrecomputedGram):
         _require_symmetric(data)
         multiply = partial(_multiply_by_tiles, data)
         yield kernel_components.make_product_problem(multiply, data.diagonal(), weighting, means)
-    elif road is Road.STORED:
-        with build.open_stored_gram(kernel, rows, tile_rows=tile_rows, workspace=workspace, progress=progress) as gram:
+    elif road is ProductMethod.STORED:
+        with build.build_stored_gram(kernel, rows, tile_rows=tile_rows, workspace=workspace, progress=progress) as gram:
             yield kernel_components.make_product_problem(gram.__matmul__, data.diagonal(), weighting, means)
     else:
         columns = lanczos.choose_block_columns(rows.shape[0], q)
@@ -69,33 +69,35 @@ def open_eigenproblem(
             yield kernel_components.make_product_problem(products.__matmul__, data.diagonal(), weighting, means)
 
 
-def choose_road(data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None) -> RoadCost:
-    """Return the road to q components that `roads.compare_roads` puts first in the memory that is there.
+def choose_product_method(
+    data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None
+) -> ProductCost:
+    """Return the method that is predicted to be the best for q components in the memory that is there.
 
     Raises
     ------
     BudgetError
         No road fits in memory.
     """
-    n, d = data.indexable_rows.shape[0], data.mean_values_per_row
+    n, d = data.indexable_rows.shape[0], data.float64s_per_row
     with open_executor(find_client(None)) as executor:
         threads, is_cluster = executor.threads, executor.client is not None
-    task = make_product_task(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
+    task = make_product_workload(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
     if task.keeps_store and not data.kernel.is_precomputed and n > SMALL_ROWS:  # what an earlier fit has written counts
         task = replace(task, disk_room=build.find_disk_room(data.kernel, data.indexable_rows, workspace))
-    free = memory.available_memory()
-    costs = select_roads(task, free)
-    if n > SMALL_ROWS and len(costs) > 1 and costs[0].road is not Road.STORED:
+    free = memory.clear_caches_and_measure_memory()
+    costs = rank_product_methods(task, free)
+    if n > SMALL_ROWS and len(costs) > 1 and costs[0].method is not ProductMethod.STORED:
         sample = data.subset(np.linspace(0, n - 1, PILOT_ROWS).astype(np.intp))
-        task = replace(task, products=count_pilot_products(sample, n, q))
-        costs = select_roads(task, free)
+        task = replace(task, products=estimate_product_count(sample, n, q))
+        costs = rank_product_methods(task, free)
     budget.require_fits(
         costs[0].memory_bytes, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components"
     )
     return costs[0]
 
 
-def make_product_task(
+def make_product_workload(
     kernel: Kernel,
     n: int,
     d: int,
@@ -104,22 +106,22 @@ def make_product_task(
     workspace: str | Path | None,
     threads: int,
     is_cluster: bool,
-) -> ProductTask:
+) -> LanczosProblem:
     """Return the products that find q components of n rows of d stored values, of which some number is expected."""
     keeps_store = workspace is not None and is_code_free(kernel)
     room = build.find_disk_room(kernel, None, workspace)
-    return ProductTask(kernel, n, d, q, _TYPICAL_PRODUCTS, tile_rows, threads, is_cluster, keeps_store, room)
+    return LanczosProblem(kernel, n, d, q, _TYPICAL_PRODUCTS, tile_rows, threads, is_cluster, keeps_store, room)
 
 
-def select_roads(task: ProductTask, available: int) -> list[RoadCost]:
+def rank_product_methods(task: LanczosProblem, available: int) -> list[ProductCost]:
     """Return the roads, the one to take first: a small matrix is kept in memory, if it fits."""
-    costs = roads.compare_roads(task, available)
+    costs = product_costs.compare_product_costs(task, available)
     if task.n <= SMALL_ROWS:
-        costs.sort(key=lambda cost: cost.road is not Road.DENSE or cost.memory_bytes > available)
+        costs.sort(key=lambda cost: cost.method is not ProductMethod.DENSE or cost.memory_bytes > available)
     return costs
 
 
-def count_pilot_products(sample: TrainingData, n: int, q: int) -> int:
+def estimate_product_count(sample: TrainingData, n: int, q: int) -> int:
     """Return the number of products that find q components of a sample of n rows: their spectra are much alike."""
     rows, p = sample.indexable_rows.shape[0], lanczos.choose_block_columns(n, q)
     if 2 * (q + p) > min(rows // 2, lanczos.choose_basis_columns(rows, q)):
@@ -130,7 +132,7 @@ def count_pilot_products(sample: TrainingData, n: int, q: int) -> int:
         return _TYPICAL_PRODUCTS
     problem = kernel_components.make_dense_problem(K, Weighting(np.ones(rows)))
     start = np.random.default_rng(0).normal(size=(rows, p))
-    return lanczos.largest_eigenpairs(problem.multiply, start, q, max_products=lanczos.MAX_PRODUCTS).products
+    return lanczos.largest_eigenpairs(problem.multiply, start, q, max_products=lanczos.MAX_PRODUCTS).n_products
 
 
 def _require_symmetric(data: PrecomputedGram) -> None:

@@ -13,15 +13,15 @@ from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting import fit_certificates
 from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks, uses_all_rows
-from dkfm.estimators.stored.feature_map import certify_map, sample_rows_and_landmarks
-from dkfm.estimators.stored.map_records import root_values_name
+from dkfm.estimators.stored.feature_map import certify_map, sample_scorer_and_kernel_rows
+from dkfm.estimators.stored.map_records import eigenvalues_or_pivots_name
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
 from dkfm.numerics.certificates import kernel_rounding
 from dkfm.numerics.map_error_bounds import Residuals, bound_errors_by_rank, find_rank_within, rank_in_float32
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.roots import Root, is_indefinite, nonzero_lengths, row_lengths
+from dkfm.numerics.roots import Root, is_indefinite, replace_zero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
@@ -51,13 +51,13 @@ class FittedMap:
     def root(self) -> Root:
         """Root of the landmarks, whose weights W are those of the features, in float64."""
         head = self.model.head("residual")
-        require_weights_in_memory(self.model, "A fit in the features of a map")
+        require_loaded_weights(self.model, "A fit in the features of a map")
         W = head.weights.astype(np.float64)
         values = np.ones(W.shape[1]) if self.eigenvalues is None else self.eigenvalues
         return Root(W, values, np.zeros(0), self.scales, head.triangular)
 
 
-def require_weights_in_memory(model: Model, what: str) -> None:
+def require_loaded_weights(model: Model, what: str) -> None:
     """Raise a NotSupportedError if the weights of a map stay in a store: something needs them in memory."""
     if model.n_stored_head_elements:
         raise NotSupportedError(
@@ -85,17 +85,24 @@ def fit_map(
         Parameters of the map.
     """
     landmarks, root, residuals = factor_landmarks(chosen, options)
-    is_sample, visited = chosen.sample is not None, data if chosen.sample is None else chosen.sample
+    is_sample, visited = (
+        chosen.certified_rows is not None,
+        data if chosen.certified_rows is None else chosen.certified_rows,
+    )
     diagonal, dtype, all_rows = visited.diagonal(), np.dtype(options.dtype), uses_all_rows(landmarks, data)
     lengths = row_lengths(diagonal if landmarks is data else landmarks.diagonal())
     # Residuals and means over training rows are computed in float64.
     scorer = _make_root_scorer(data, landmarks, root)
     if residuals is None:
-        _log_residuals(len(diagonal), data, root)
-        residuals = training_statistics.compute_residuals(scorer, visited.iter_row_tiles(), diagonal, root, lengths)
+        _log_residual_stage(len(diagonal), data, root)
+        residuals = training_statistics.measure_largest_residuals(
+            scorer, visited.iter_row_tiles(), diagonal, root, lengths
+        )
     if options.on_indefinite != "clip" and not all_rows:
         _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths, data.indexable_rows.shape[0])
-    bounds, rank = _bound_errors(scorer, data, None if is_sample else diagonal, root, residuals, lengths, options)
+    bounds, rank = _bound_errors_and_rank(
+        scorer, data, None if is_sample else diagonal, root, residuals, lengths, options
+    )
     if bounds is not None and options.tol is not None:
         rank = find_rank_within(bounds[: rank + 1], options.tol)
         _warn_of_tolerance(float(bounds[rank]), options.tol)
@@ -117,7 +124,7 @@ def fit_map(
     measured = certify_map(scorer, landmarks, mean)
     if not np.isfinite(measured.error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
-    on_training = measured if all_rows else fit_certificates.certify_training_rows(scorer, visited, mean)
+    on_training = measured if all_rows else fit_certificates.certify_sampled_row_pairs(scorer, visited, mean)
     on_training = on_training.combine(fit_certificates.certify_residuals(residuals, rank, len(diagonal), is_sample))
     measured = on_training if all_rows else measured
     certificates = {"certificate": measured, "training_certificate": on_training}
@@ -129,15 +136,15 @@ def fit_map(
     return model, {**fitted, **certificates}
 
 
-def _log_residuals(rows: int, data: TrainingData, root: Root) -> None:
+def _log_residual_stage(rows: int, data: TrainingData, root: Root) -> None:
     """Log how many training rows have their residuals computed."""
     n, r = root.weights.shape
-    seconds = rows * budget.score_row_seconds(n, data.mean_values_per_row, r) / cpus.COUNT
+    seconds = rows * budget.score_row_seconds(n, data.float64s_per_row, r) / cpus.COUNT
     text = f"residuals of {rows:,} training rows from {n:,} landmarks in this process"
     log_stage("certificate", text, seconds=seconds, rows=rows, landmarks=n)
 
 
-def _bound_errors(
+def _bound_errors_and_rank(
     scorer: Scorer,
     data: TrainingData,
     diagonal: Array | None,
@@ -155,7 +162,7 @@ def _bound_errors(
     if diagonal is None and dtype != np.float32:
         return None, rank
     own_diagonal = data.diagonal() if diagonal is None and not data.kernel.is_precomputed else diagonal
-    rows, points = sample_rows_and_landmarks(data, own_diagonal)
+    rows, points = sample_scorer_and_kernel_rows(data, own_diagonal)
     if dtype == np.float32:
         own: Array = np.ones(rows.shape[0])
         if not data.kernel.is_precomputed:
@@ -186,7 +193,7 @@ def was_clipped(error_bounds: Array | None) -> bool:
 
 
 def _lowest_dropped(root: Root) -> float:
-    return float(root.dropped.min(initial=0.0))
+    return float(root.dropped_values.min(initial=0.0))
 
 
 def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
@@ -213,7 +220,7 @@ def choose_truncated_rank(rank: int | None, tol: float | None, error_bounds: Arr
     return r
 
 
-def truncate_map(
+def truncate_map_model(
     model: Model, arrays: dict[str, Array], r: int, dtype: np.dtype[np.floating], basis: str
 ) -> tuple[Model, dict[str, object]]:
     """Truncate a map to rank r; return its model and its fitted values, from the `arrays` of the larger map.
@@ -229,8 +236,10 @@ def truncate_map(
             "and the map does not keep the part that was dropped; fit again with rcond=."
         )
     head = model.head("residual")
-    require_weights_in_memory(model, "A map of lower rank")
-    full = Root(head.weights, arrays[root_values_name(basis)], arrays["dropped"], arrays["scales"], head.triangular)
+    require_loaded_weights(model, "A map of lower rank")
+    full = Root(
+        head.weights, arrays[eigenvalues_or_pivots_name(basis)], arrays["dropped"], arrays["scales"], head.triangular
+    )
     features = model.head("features")
     if basis == "symmetric" and features.sqrt_eigenvalues is None and (full.scales != 1.0).any():
         full = replace(full, rotation=full.landmark_features().T @ features.weights)
@@ -262,7 +271,7 @@ def _reconstruct_gram(model: Model, root: Root) -> Source:
 
 
 def _root_arrays(root: Root, basis: str) -> dict[str, object]:
-    return {"dropped": root.dropped, root_values_name(basis): root.values, "scales": root.scales}
+    return {"dropped": root.dropped_values, eigenvalues_or_pivots_name(basis): root.values, "scales": root.scales}
 
 
 def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
@@ -277,13 +286,13 @@ def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
     unshifted = Model(kernel, points.astype(dtype, copy=False), heads)
     if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):
         return unshifted
-    shift = _choose_landmark_shift(points)
+    shift = _choose_landmark_translation(points)
     shifted = Model(kernel, (points - shift).astype(dtype), heads, shift)
     # Rows passed in float32 are exact without a shift; rows far from 0 round less if their mean is 0.
     return min(unshifted, shifted, key=lambda model: float(np.abs(np.asarray(model.original_landmarks) - points).max()))
 
 
-def _choose_landmark_shift(points: Array) -> Array:
+def _choose_landmark_translation(points: Array) -> Array:
     """Return the mean (d,) in float64, rounded to float32 in columns whose width is large beside that rounding."""
     mean: Array = points.mean(axis=0)
     with np.errstate(over="ignore"):
@@ -296,11 +305,11 @@ def _require_psd_residuals(
     scorer: Scorer, data: TrainingData, lowest: float, root: Root, lengths: Array, n_rows: int
 ) -> None:
     """Raise a NotPSDError if the residuals of visited rows show an indefinite kernel; `n_rows` counts all rows."""
-    rows, points = sample_rows_and_landmarks(data)
+    rows, points = sample_scorer_and_kernel_rows(data)
     values = data.kernel.make_evaluator(points)(rows)
     features = scorer.apply_weights("features", scorer.kernel_values(rows))
     what = f"The Gram matrix of {data.kernel!r}"
-    own = nonzero_lengths(row_lengths(values.diagonal()))
+    own = replace_zero_lengths(row_lengths(values.diagonal()))
     divisors = own if root.is_scaled(lengths) else np.full(len(own), own.max())
     values = values / divisors[:, np.newaxis] / divisors
     features = features / divisors[:, np.newaxis]

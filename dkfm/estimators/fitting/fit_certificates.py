@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dkfm.core import budget, chunking
-from dkfm.core.rows import Array, Rows, estimate_values_per_row
+from dkfm.core.rows import Array, Rows, estimate_float64s_per_row
 from dkfm.errors import ClusterError
 from dkfm.estimators.fitting.eigenproblem import SMALL_ROWS
-from dkfm.estimators.stored.feature_map import sample_rows_and_landmarks
+from dkfm.estimators.stored.feature_map import sample_scorer_and_kernel_rows
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
-from dkfm.execution.scoring_threads import use_all_threads
+from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.row_passes import choose_tile_rows
 from dkfm.gram.shared_arrays import open_shared_arrays
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
-def certify_training_rows(scorer: Scorer, rows: TrainingData, mean: Array | None) -> Certificate:
+def certify_sampled_row_pairs(scorer: Scorer, rows: TrainingData, mean: Array | None) -> Certificate:
     """Certify pairs of at most 512 training rows, evenly spread among the given ones."""
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in `fit_map`
-        return certificate.certify_map(scorer, *sample_rows_and_landmarks(rows), mean=mean)
+        return certificate.certify_map(scorer, *sample_scorer_and_kernel_rows(rows), mean=mean)
 
 
 def certify_residuals(residuals: Residuals, rank: int, n_rows: int, is_sample: bool) -> Certificate:
     """Return the certificate of rows with themselves: the largest share of k(x, x) that the features leave of a row."""
-    share = max(float(residuals.largest[rank]), -residuals.lowest)
+    share = max(float(residuals.largest_by_rank[rank]), -residuals.lowest)
     return Certificate(0.0, share, n_rows, n_rows if is_sample else None)
 
 
@@ -97,7 +97,7 @@ def warn_of_centring(
     scorer: Scorer, measured: Certificate, landmarks: TrainingData, max_similarity: float, dtype: np.dtype[np.floating]
 ) -> None:
     """Warn if the mean that centring subtracts is so long that rounding is a large part of what is left."""
-    features = scorer("features", sample_rows_and_landmarks(landmarks)[0]).astype(np.float64)
+    features = scorer("features", sample_scorer_and_kernel_rows(landmarks)[0]).astype(np.float64)
     max_square = float(np.square(features).sum(axis=1).max())
     factor = max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
     if factor > 1:
@@ -117,20 +117,20 @@ def certify_components(
     client, kernel = find_client(None), model.kernel
     many = len(weights) > SMALL_ROWS and model.dtype == np.float64 and not kernel.is_precomputed
     if client is not None and many and serialization.is_serializable(kernel):  # the landmarks are the rows, exactly
-        products = partial(_sum_products_on_cluster, client, model, workspace)
+        products = partial(_sum_score_products_on_cluster, client, model, workspace)
         measured = components.certify_components(prepare_scorer(model), eigenvalues, tiles, weights, products)
     else:
-        with use_all_threads(prepare_scorer(model), "scores", len(weights)) as scorer:
+        with choose_scoring_threads(prepare_scorer(model), "scores", len(weights)) as scorer:
             measured = components.certify_components(scorer, eigenvalues, tiles, weights)
     warn_of_rounding(measured, model.dtype)
     return measured
 
 
-def _sum_products_on_cluster(
+def _sum_score_products_on_cluster(
     client: "Client", model: Model, workspace: str | Path | None, products: ScoreProducts, weights: Array
 ) -> Array:
     """Return the sum of the products of the scores of all landmarks, which tasks compute with the model."""
-    n, d, q = len(weights), estimate_values_per_row(model.landmarks), len(products.combinations)
+    n, d, q = len(weights), estimate_float64s_per_row(model.landmarks), len(products.combinations)
     parts = list(chunking.row_slices(n, choose_tile_rows(d)))
     each = model.nbytes + budget.pivot_task_bytes(d, q, model.kernel.peak_blocks, model.kernel.landmark_copies)
     size = products.combinations.shape[1] + 1
@@ -147,14 +147,20 @@ def _sum_products_on_cluster(
             (number, part, stored, products, weights[part], shared.requirements) for number, part in enumerate(parts)
         )
         tally = run_tasks(
-            executor, "dkfm-certificate", _sum_products, tasks, len(parts), True, lambda part: sums.add(0, *part)
+            executor,
+            "dkfm-certificate",
+            _sum_tile_score_products,
+            tasks,
+            len(parts),
+            True,
+            lambda part: sums.add(0, *part),
         )
-        if tally.fatal_tasks:
+        if tally.fatal_task_numbers:
             raise ClusterError("Every worker died that scored some of the training rows for the certificate.")
     return sums.total
 
 
-def _sum_products(
+def _sum_tile_score_products(
     number: int,
     rows: slice,
     stored: lazy_scoring.SharedModel,
@@ -163,10 +169,10 @@ def _sum_products(
     requirements: WorkerRequirements | None,
 ) -> tuple[int, Array]:
     """Return the number of a tile of landmarks, and the sum of the products of their scores."""
-    check_this_worker(requirements)
+    require_fit_worker(requirements)
     scorer = stored.scorer()
     with single_blas_thread():
-        return number, products.sum_over(scorer, [scorer.model.landmarks[rows]], weights)
+        return number, products.sum_tile_products(scorer, [scorer.model.landmarks[rows]], weights)
 
 
 def warn_of_rounding(

@@ -12,10 +12,10 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_float64, as_rows, require_rows_container
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
-from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting import stored_training_rows
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
-from dkfm.gram.linear_systems.tiled_root import compute_tiled_root
+from dkfm.gram.linear_systems.tiled_inverse_factor import compute_tiled_root
 from dkfm.gram.streamed_rows import StreamedRows
 from dkfm.gram.training_data import TrainingData, TrainingRows
 from dkfm.kernels import Definiteness
@@ -83,11 +83,11 @@ class ChosenLandmarks:
     """Whether the landmarks are all training rows."""
     pivots: pivoted_cholesky.Pivots | None = None
     """Pivots of the training rows, if a selector of pivots chose the landmarks."""
-    sample: TrainingData | None = None
+    certified_rows: TrainingData | None = None
     """Training rows that the certificate visits; None is all of them."""
 
 
-def count_product_rows(n: int, n_landmarks: object, certify: str) -> int:
+def count_largest_matrix_rows(n: int, n_landmarks: object, certify: str) -> int:
     """Return the number of rows of the largest matrices that a fit to n rows multiplies or decomposes."""
     if certify == "all" or not isinstance(n_landmarks, int):
         return n
@@ -110,7 +110,7 @@ def choose_landmarks(
         raise InvalidInputError(f"random_state: {error}.") from None
     chosen = _choose(data, landmarks, n_landmarks, rng, options)
     # Landmarks are drawn first: they do not depend on `certify`.
-    return replace(chosen, sample=_draw_sample(data, chosen, rng, options))
+    return replace(chosen, certified_rows=_draw_certified_rows(data, chosen, rng, options))
 
 
 def _choose(
@@ -145,7 +145,7 @@ def _choose(
     return ChosenLandmarks(_select_pivot_rows(data, pivots), pivots=pivots)
 
 
-def _draw_sample(
+def _draw_certified_rows(
     data: TrainingData, chosen: ChosenLandmarks, rng: np.random.RandomState, options: MapOptions
 ) -> TrainingData | None:
     """Draw the rows that `certify="sample"` visits; None if it visits all, as where the fit does so anyway."""
@@ -181,7 +181,7 @@ def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     rows = as_float64(as_rows(landmarks, "landmarks"))
     if rows.shape[1] != data.indexable_rows.shape[1]:
         raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {data.indexable_rows.shape[1]}.")
-    return TrainingRows(data.kernel, rows.copy(), data.mean_values_per_row)
+    return TrainingRows(data.kernel, rows.copy(), data.float64s_per_row)
 
 
 def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) -> TrainingData:
@@ -195,7 +195,7 @@ def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) ->
     return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
 
-def _make_random_choice(rng: np.random.RandomState) -> pivoted_cholesky.ChoosePivot:
+def _make_random_pivot_chooser(rng: np.random.RandomState) -> pivoted_cholesky.ChoosePivot:
     """Return a function that draws a row with probability proportional to its residual (randomly pivoted Cholesky)."""
 
     def choose(residuals: Array) -> int:
@@ -222,11 +222,11 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         return landmarks, *compute_tiled_root(landmarks, options.tile_rows, options.workspace, options.progress)
     if options.basis == "cholesky":
         if pivots is not None:
-            return landmarks, _root_of_pivots(pivots), pivots.residuals
+            return landmarks, _root_of_pivots(pivots), pivots.residual_summary
         # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
         options = options if chosen.all_rows else replace(options, tol=None)
         pivots = _find_pivots(landmarks, options, None)
-        residuals = pivots.residuals if chosen.all_rows else None
+        residuals = pivots.residual_summary if chosen.all_rows else None
         return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), residuals
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
@@ -237,7 +237,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     lengths = row_lengths(gram_holder[0].diagonal())
     log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
-        rotated_rank = _choose_rotated_rank(gram_holder[0], lengths, options, landmarks)
+        rotated_rank = _choose_rotation_rank(gram_holder[0], lengths, options, landmarks)
         scales = lengths if rotated_rank or (options.basis == "spectral" and options.on_indefinite != "clip") else None
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what, scales)
         if rotated_rank:  # eigenvalues beyond that rank are rounding, which a rotation would spread over all features
@@ -247,7 +247,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     return landmarks, root, bound_landmark_residuals(root, lengths) if known else None
 
 
-def _choose_rotated_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:
+def _choose_rotation_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:
     """Return the rank of a symmetric root that is a rotation; 0 if that does not serve, or does not fit in memory."""
     if options.basis != "symmetric" or options.on_indefinite == "clip":
         return 0
@@ -255,7 +255,7 @@ def _choose_rotated_rank(K: Array, lengths: Array, options: MapOptions, landmark
         _require_gram_memory(landmarks, budget.ROTATION_SQUARES)
     except BudgetError:
         return 0
-    return roots.choose_rotated_rank(K, lengths)
+    return roots.choose_rank_for_rotation(K, lengths)
 
 
 def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
@@ -265,7 +265,7 @@ def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> T
 
 def _root_of_pivots(pivots: pivoted_cholesky.Pivots) -> Root:
     """Return the root of the pivots, or a root of rank 0 for one landmark if there are none."""
-    empty = Root(np.zeros((1, 0)), pivots.root.values, pivots.root.dropped, np.ones(1))
+    empty = Root(np.zeros((1, 0)), pivots.root.values, pivots.root.dropped_values, np.ones(1))
     return pivots.root if len(pivots.row_indices) else empty
 
 
@@ -276,7 +276,7 @@ def _find_pivots(
 
     With `rng`, a row is drawn with a probability proportional to its residual; else the largest residual is first.
     """
-    n, d, build = data.indexable_rows.shape[0], data.mean_values_per_row, options.build
+    n, d, build = data.indexable_rows.shape[0], data.float64s_per_row, options.build
     max_pivots = limit or n
     if isinstance(data, StreamedRows) or build == "rounds":
         return _find_pivots_in_rounds(data, options, limit, rng)
@@ -288,7 +288,7 @@ def _find_pivots(
             _require_gram_memory(data, budget.PIVOT_SQUARES)
     elif data.kernel.is_precomputed:
         build = "gram"  # the matrix already exists
-    elif build == "auto" and budget.gram_and_pivots_seconds(n, d, max_pivots) <= budget.pivot_columns_seconds(
+    elif build == "auto" and budget.gram_and_pivots_seconds(n, d, max_pivots) <= budget.columnwise_pivots_seconds(
         n, d, min(max_pivots, pivoted_cholesky.BLOCK_COLUMNS)
     ):
         build = "gram"
@@ -317,7 +317,7 @@ def _find_pivots_by_columns(
 ) -> pivoted_cholesky.Pivots | None:
     """Find pivots column by column; return None where another way is predicted to be faster, or fits in memory."""
     n = data.indexable_rows.shape[0]
-    max_pivots, choose = limit or n, pivoted_cholesky.choose_largest if rng is None else _make_random_choice(rng)
+    max_pivots, choose = limit or n, pivoted_cholesky.choose_largest if rng is None else _make_random_pivot_chooser(rng)
     log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows, column by column, in this process", rows=n)
     with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
         threshold = pivoted_cholesky.pivot_threshold(options.tol)
@@ -334,7 +334,7 @@ def _find_pivots_in_rounds(
 ) -> pivoted_cholesky.Pivots:
     if data.kernel.is_precomputed:
         raise InvalidInputError('build="rounds" needs points, and a precomputed kernel has none.')
-    return streamed.find_pivots(
+    return stored_training_rows.find_pivots(
         data, limit, rng, tol=options.tol, workspace=options.workspace, show_progress=options.progress
     )
 
@@ -354,16 +354,16 @@ class _ColumnMonitor:
     bar: progress.Bar
 
     def __call__(self, count: int, remaining: Array) -> bool:
-        n, d = self.data.indexable_rows.shape[0], self.data.mean_values_per_row
+        n, d = self.data.indexable_rows.shape[0], self.data.float64s_per_row
         rank = min(self.max_pivots, pivoted_cholesky.forecast_rank(remaining, self.residual_threshold, n))
         self.bar.total = rank if count else None
         self.bar.update(count - self.bar.n)
-        available = memory.available_memory() + 8 * n * count
+        available = memory.clear_caches_and_measure_memory() + 8 * n * count
         next_columns = min(self.max_pivots, count + pivoted_cholesky.BLOCK_COLUMNS)
-        need = budget.pivot_columns_bytes(n, d, next_columns, self.data.kernel.landmark_copies)
+        need = budget.columnwise_pivots_bytes(n, d, next_columns, self.data.kernel.landmark_copies)
         gram_fits = not self.is_columns_only and _has_gram_memory(self.data)
         if count and gram_fits:
-            seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
+            seconds_left = budget.columnwise_pivots_seconds(n, d, rank) - budget.columnwise_pivots_seconds(n, d, count)
             if seconds_left > budget.gram_and_pivots_seconds(n, d, rank) or need > available:
                 return False
         if need > available and self.may_take_rounds and not gram_fits:
@@ -385,7 +385,7 @@ def _has_gram_memory(data: TrainingData) -> bool:
 
 def _require_gram_memory(data: TrainingData, squares: int) -> None:
     n, kernel = data.indexable_rows.shape[0], data.kernel
-    memory.require_driver_memory(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
+    memory.require_factorization_memory(n, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def _describe_gram(kernel: Kernel) -> str:

@@ -15,14 +15,14 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
-from dkfm.estimators.fitting import eigenproblem, streamed
+from dkfm.estimators.fitting import eigenproblem, stored_training_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import checkpoints
-from dkfm.gram.checkpoints import NO_CHECKPOINT, StepCheckpoint
-from dkfm.gram.roads import Road, RoadCost
+from dkfm.gram.checkpoints import NO_CHECKPOINT, LanczosCheckpoint
+from dkfm.gram.product_costs import ProductCost, ProductMethod
 from dkfm.gram.training_data import (
     TrainingData,
     TrainingRows,
@@ -31,7 +31,7 @@ from dkfm.gram.training_data import (
 )
 from dkfm.kernels import KernelSpec, Standardize, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.sklearn_names import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
+from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
 from dkfm.numerics import kernel_components
 from dkfm.numerics.certificates.components import certify_components, certify_principal_axes
 from dkfm.numerics.eigensolvers import lanczos
@@ -91,7 +91,7 @@ class SolverOptions:
         if self.iterated_power != "auto" and (self.iterated_power != 0 or isinstance(self.iterated_power, bool)):
             require_count(self.iterated_power, "iterated_power")
 
-    def max_products(self, q: int, n: int) -> int:
+    def compute_max_products(self, q: int, n: int) -> int:
         """Return the maximum number of products with the Gram matrix, for q components of n rows."""
         if self.eigen_solver == "randomized":
             auto = _FEW_POWERS if q < 0.1 * n else _MANY_POWERS
@@ -148,15 +148,15 @@ def fit_components(
     ConvergenceError
         Lanczos did not converge within `max_iter` products.
     """
-    n, q, kernel = data.indexable_rows.shape[0], options.count, data.kernel
-    dense_fits = has_dense_memory(n, data.mean_values_per_row, kernel)
+    n, q, kernel = data.indexable_rows.shape[0], options.n_components, data.kernel
+    dense_fits = has_dense_memory(n, data.float64s_per_row, kernel)
     if isinstance(q, int) and uses_lanczos(n, q, solver, dense_fits):
         try:
-            return _fit_by_lanczos(data, replace(options, count=min(q, n)), weighting, solver)
+            return _fit_by_lanczos(data, replace(options, n_components=min(q, n)), weighting, solver)
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not dense_fits:
                 raise
-    memory.require_driver_memory(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
+    memory.require_factorization_memory(n, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
     seconds = budget.eigendecomposition_seconds(n)
@@ -167,7 +167,7 @@ def fit_components(
 
 def has_dense_memory(n: int, d: int, kernel: Kernel) -> bool:
     """Return whether a full eigendecomposition fits in memory."""
-    return memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
+    return memory.has_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
 
 
 def uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
@@ -181,18 +181,18 @@ def uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> boo
 def _fit_by_lanczos(
     data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions
 ) -> Components:
-    n, q = data.indexable_rows.shape[0], int(options.count or 0)
+    n, q = data.indexable_rows.shape[0], int(options.n_components or 0)
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
-    limit = solver.max_products(q, n)
-    road = eigenproblem.choose_road(data, q, solver.tile_rows, solver.workspace)
-    what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {road.road}"
+    limit = solver.compute_max_products(q, n)
+    road = eigenproblem.choose_product_method(data, q, solver.tile_rows, solver.workspace)
+    what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {road.method}"
     log_stage("root", what, seconds=road.seconds, rows=n, components=q, products=limit)
     with (
         _open_checkpoint(data, road, start, options, weighting, solver) as checkpoint,
         eigenproblem.open_eigenproblem(
-            data, road.road, q, weighting, solver.tile_rows, solver.workspace, solver.progress, checkpoint.means
+            data, road.method, q, weighting, solver.tile_rows, solver.workspace, solver.progress, checkpoint.means
         ) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
@@ -208,7 +208,7 @@ def _fit_by_lanczos(
         )
         if not pairs.converged and solver.eigen_solver != "randomized":
             raise ConvergenceError(
-                f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
+                f"After {pairs.n_products} products with the Gram matrix {q} components have residuals up to "
                 f'{pairs.residuals.max():.1e}; raise max_iter or tol, or use eigen_solver="dense".'
             )
     return components
@@ -217,20 +217,20 @@ def _fit_by_lanczos(
 @contextmanager
 def _open_checkpoint(
     data: TrainingData,
-    road: RoadCost,
+    road: ProductCost,
     start: Array,
     options: ComponentOptions,
     weighting: Weighting,
     solver: SolverOptions,
-) -> Iterator[StepCheckpoint]:
+) -> Iterator[LanczosCheckpoint]:
     """Yield what keeps the steps of Lanczos in the workspace, if there is one and the matrix is not in memory."""
-    if solver.workspace is None or road.road is Road.DENSE or not isinstance(data, TrainingRows):
-        yield StepCheckpoint(NO_CHECKPOINT, road.basis_columns)
+    if solver.workspace is None or road.method is ProductMethod.DENSE or not isinstance(data, TrainingRows):
+        yield LanczosCheckpoint(NO_CHECKPOINT, road.basis_columns)
         return
     parameters = {
-        "road": road.road,
+        "road": road.method,
         "tile_rows": solver.tile_rows,
-        "count": options.count,
+        "count": options.n_components,
         "tol": float(solver.tol),
         "centered": weighting.centered,
         "weights": digest_rows(MemorySource(weighting.weights[:, np.newaxis])),
@@ -238,7 +238,7 @@ def _open_checkpoint(
     }
     rows = MemorySource(data.indexable_rows)
     with checkpoints.open_checkpoint(solver.workspace, "components", data.kernel, rows, parameters) as checkpoint:
-        yield StepCheckpoint(checkpoint, road.basis_columns)
+        yield LanczosCheckpoint(checkpoint, road.basis_columns)
 
 
 def make_components_model(
@@ -281,17 +281,21 @@ def fit_in_map(
     if landmarks_only:
         moments = compute_landmark_moments(feature_map, sample_weight)[0]
     else:
-        all_rows = streamed.as_data(model.kernel, X)
+        all_rows = stored_training_rows.as_data(model.kernel, X)
         data, weights = drop_zero_weights(all_rows, sample_weight)
         one_class = Classes(np.zeros(len(weights), np.int64), weights, 1)
-        sums = streamed.sum_features(model.original_landmarks, root, data, one_class, feature_map.workspace)
+        sums = stored_training_rows.compute_feature_moments(
+            model.original_landmarks, root, data, one_class, feature_map.workspace
+        )
         (first,), second, (trace,) = sums
         moments = Moments(second, first / one_class.total, one_class.total, float(trace), len(weights))
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     if was_clipped(feature_map.error_bounds):
         squares = moments.second_moment
-        moments = replace(moments, kernel_trace=float(squares.sum() if squares.ndim == 1 else np.trace(squares)))
+        moments = replace(
+            moments, weighted_diagonal_sum=float(squares.sum() if squares.ndim == 1 else np.trace(squares))
+        )
     components = kernel_components.solve_components_of_map(root.weights, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer, tiles = prepare_scorer(fitted_model), landmarks.iter_row_tiles()

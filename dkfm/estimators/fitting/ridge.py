@@ -12,18 +12,18 @@ from dkfm.core import budget
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
-from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting import stored_training_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
-from dkfm.estimators.fitting.solvers import choose_solver
+from dkfm.estimators.fitting.solver_choice import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution import progress
-from dkfm.execution.scoring_threads import use_all_threads
+from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
-from dkfm.gram.linear_systems.direct_solver import SystemOptions
 from dkfm.gram.linear_systems.solver import SystemSolver
+from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
@@ -60,7 +60,7 @@ class RidgeOptions:
     workspace: str | Path | None
     progress: bool
 
-    def penalties(self, count: int) -> Array | None:
+    def resolve_penalties(self, count: int) -> Array | None:
         """Check the parameters; return the penalty of each of `count` targets, or None if the fit chooses it."""
         if not isinstance(self.leave_one_out, bool | np.bool_):
             raise InvalidInputError(f"leave_one_out must be True or False, and is {self.leave_one_out!r}.")
@@ -77,7 +77,7 @@ class RidgeOptions:
             raise InvalidInputError(f"alpha has {penalties.size} penalties and y has {count} targets.")
         return np.broadcast_to(penalties, (count,)).copy()
 
-    def path(self, diagonal: Array) -> Array:
+    def make_alpha_grid(self, diagonal: Array) -> Array:
         """Return the penalties to choose from, (m,), given the weighted k(x, x) (N,)."""
         if self.alphas is None:
             mean, rounding = float(np.abs(diagonal).mean()) or 1.0, ridge.estimate_rounding(diagonal)
@@ -120,20 +120,20 @@ class GivenTargets:
     classes: Labels | None = None
     """Class labels of a classifier. Shape (C,)."""
 
-    def select(self, all_rows: TrainingData) -> tuple[TrainingData, Targets]:
+    def drop_zero_weights(self, all_rows: TrainingData) -> tuple[TrainingData, Targets]:
         """Return the rows of positive weight, and their targets."""
         rows, weights = training_data.drop_zero_weights(all_rows, self.weights)
         kept = self.values if rows is all_rows else self.values[cast("Indices", rows.original_row_indices)]
         return rows, Targets(kept, weights)
 
-    def fitted_alpha(self, alphas: Array, given: object) -> object:
+    def fitted_alpha_to_json(self, alphas: Array, given: object) -> object:
         """Return the penalties of a fit as JSON has them: a list if there is one for each target, else a number."""
         is_list = bool(np.ndim(cast("Array", given)))
         if isinstance(given, str):
             is_list = not self.is_vector and self.classes is None
         return alphas.tolist() if is_list else float(alphas[0])
 
-    def add_to_fitted(self, fitted: dict[str, object], targets: Targets | None) -> dict[str, object]:
+    def complete_fitted_values(self, fitted: dict[str, object], targets: Targets | None) -> dict[str, object]:
         """Return fitted values with the classes, the weights of the targets of a fit, and predictions in shape."""
         left_out, errors = (cast("Array | None", fitted.get(name)) for name in ("loo_predictions", "loo_errors"))
         if left_out is not None and self.is_vector:
@@ -188,20 +188,22 @@ def fit_ridge(
 
     `per_target` says whether "loo" chooses a penalty for each target.
     """
-    penalties, diagonal = options.penalties(targets.count), targets.weights * data.diagonal()
-    path = None if penalties is not None else options.path(diagonal)
+    penalties, diagonal = options.resolve_penalties(targets.n_columns), targets.weights * data.diagonal()
+    path = None if penalties is not None else options.make_alpha_grid(diagonal)
     reason = 'alpha="loo" needs eigenvalues'
     if penalties is not None:
         reason = ridge.why_eigenvalues(penalties, diagonal, options.on_indefinite)
     solver = choose_solver(data, options.solver, reason, "KernelRidge")
-    scale = 2.0 ** np.floor(np.log2(np.where(targets.scales > 0, targets.scales, 1.0)))  # squares may not be lost
+    scale = 2.0 ** np.floor(
+        np.log2(np.where(targets.max_abs_values > 0, targets.max_abs_values, 1.0))
+    )  # squares may not be lost
     scaled = Targets(targets.values / scale, targets.weights)
     if solver != "dense":
         solution = _solve_without_gram(data, scaled, options, cast("Array", penalties), solver)
     else:
         solution = _solve_in_memory(data, scaled, options, penalties, path, per_target, bool(reason))
     model = _make_model(Model(data.kernel, data.indexable_rows, {}), solution.coefficients * scale, stored, dtype)
-    fitted = _certify(model, data, solution, scale, stored)
+    fitted = _certify_and_collect_fitted(model, data, solution, scale, stored)
     if path is not None:
         with np.errstate(over="ignore", under="ignore"):
             fitted |= {"alphas": path, "loo_errors": cast("Array", solution.path_errors) * scale * scale}
@@ -252,37 +254,37 @@ def fit_in_map(
     stored: type[StoredRidge],
 ) -> tuple[Model, dict[str, object], Array]:
     """Return the model of a regression in the features of a map, fitted values and penalties (`from_map`)."""
-    penalties = options.penalties(targets.count)
+    penalties = options.resolve_penalties(targets.n_columns)
     if penalties is None or options.leave_one_out:
         raise InvalidInputError("Rows are left out with a Gram matrix, which fit has; give from_map a number as alpha.")
     points, root = feature_map.model.original_landmarks, feature_map.root
-    sums, second, _ = streamed.sum_features(points, root, data, targets, feature_map.workspace)
+    sums, second, _ = stored_training_rows.compute_feature_moments(points, root, data, targets, feature_map.workspace)
     coefficients = ridge.solve_ridge_of_map(second, sums.T, penalties)
     features = Model(data.kernel, points, {"features": Head(root.weights, triangular=root.triangular)})
     scorer, weights = prepare_scorer(features), root.weights @ coefficients
     predicted = np.concatenate([scorer("features", tile) @ coefficients for tile in landmarks.iter_row_tiles()])
     model = _make_model(features, weights, stored, feature_map.model.dtype)
-    solution = RidgeSolution(penalties, weights, predicted, targets.scales)
-    return model, _certify(model, landmarks, solution, np.ones(targets.count), stored), penalties
+    solution = RidgeSolution(penalties, weights, predicted, targets.max_abs_values)
+    return model, _certify_and_collect_fitted(model, landmarks, solution, np.ones(targets.n_columns), stored), penalties
 
 
 def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge], dtype: np.dtype[np.floating]) -> Model:
-    heads = {name: Head(coefficients, link=link) for name, link in stored.links.items()}
+    heads = {name: Head(coefficients, link=link) for name, link in stored.head_links.items()}
     return cast_model(Model(base.kernel, base.landmarks, heads), dtype)
 
 
-def _certify(
+def _certify_and_collect_fitted(
     model: Model, landmarks: TrainingData, solution: RidgeSolution, scale: Array, stored: type[StoredRidge]
 ) -> dict[str, object]:
     """Return the fitted values of a solution by name, with a certificate; its targets were divided by `scale`."""
     fitted: dict[str, object] = {
-        "fitted_values": solution.fitted * scale,
-        "target_scales": solution.scales * scale,
+        "fitted_values": solution.fitted_values * scale,
+        "target_scales": solution.max_abs_targets * scale,
         "norms": solution.norms * scale,
     }
     if solution.left_out is not None:
         fitted["loo_predictions"] = solution.left_out * scale
-    with use_all_threads(prepare_scorer(model), stored.output, len(solution.fitted)) as scorer:
+    with choose_scoring_threads(prepare_scorer(model), stored.output_head_name, len(solution.fitted_values)) as scorer:
         measured = stored.certify(scorer, landmarks, fitted)
     warn_of_rounding(measured, model.dtype, _REMEDY)
     return {**fitted, "certificate": measured}

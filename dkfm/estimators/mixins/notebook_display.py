@@ -15,7 +15,7 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
     """Add a table of the fitted model to the HTML display of scikit-learn."""
 
     model_: Model
-    _saved_at: str | None = None
+    _saved_location: str | None = None
     """Location to which `save` wrote the estimator, or from which `load` read it."""
 
     @property
@@ -52,7 +52,7 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
             **fitted,
             "precision": str(model.dtype),
             "size": f"{budget.format_bytes(model.nbytes)} in memory",
-            "saved as": self._saved_at or "",
+            "saved as": self._saved_location or "",
         }
         return html_cards.html_card(
             f"{type(self).__name__}, fitted", repr(model.kernel), {k: v for k, v in facts.items() if v}

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
+from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.mixins.notebook_display import HtmlDisplayMixin
 from dkfm.estimators.stored.base import as_rows_of_model
 from dkfm.execution import lazy_scoring
-from dkfm.execution.scoring_threads import use_all_threads
+from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.files.location import locate
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer, compute_finite_scores, prepare_compact_scorer
-from dkfm.storage import model_transfer
+from dkfm.storage import remote_stores
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class ScoringMixin(HtmlDisplayMixin):
     def _set_model(self, model: Model) -> None:
         """Set the model that the estimator scores with."""
         self.model_ = model
-        self._saved_at = None
+        self._saved_location = None
         self._model_cache = _ModelCache(model)
 
-    def _copy_column_names(self, other: ScoringMixin) -> None:
+    def _copy_feature_names_in(self, other: ScoringMixin) -> None:
         """Copy the number and names of columns of the fit of another estimator."""
         copied = ("n_features_in_", "feature_names_in_")
         self.__dict__.update({name: value for name, value in vars(other).items() if name in copied})
@@ -69,7 +69,7 @@ class ScoringMixin(HtmlDisplayMixin):
                 if diag is None
                 else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
             )
-        X = unwrap_container(X)
+        X = convert_container(X)
         if not is_dask_collection(X):
             return self._score_in_memory(output, X, diag)[:, 0]
         scores = self._score_lazily(output, X, diag)
@@ -106,12 +106,12 @@ class ScoringMixin(HtmlDisplayMixin):
 
     def _compute_output(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
         """Return an output (n, width) for rows X (n, d), lazily for dask collections."""
-        X = unwrap_container(X)
+        X = convert_container(X)
         return self._score_lazily(output, X) if is_dask_collection(X) else self._score_in_memory(output, X)
 
     def _check_rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
-        X = unwrap_container(X)
+        X = convert_container(X)
         rows = as_rows_of_model(X, self.model_, type(self).__name__, name)
         self._require_fitted_columns(X)
         return rows
@@ -119,15 +119,15 @@ class ScoringMixin(HtmlDisplayMixin):
     def _require_fitted_columns(self, X: object) -> None:
         """Raise unless columns have the names of the fit, in order; warn if either of them has no names."""
         try:
-            validate_data(self, unwrap_container(X), reset=False, skip_check_array=True)
+            validate_data(self, convert_container(X), reset=False, skip_check_array=True)
         except (TypeError, ValueError) as error:
             raise InvalidInputError(str(error)) from None
 
     def _score_in_memory(self, output: str, X: object, diagonal: object = None) -> Array:
         check_is_fitted(self, "model_")
         rows = self._check_rows(X)
-        checked = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
-        with use_all_threads(self._get_scorer(), output, rows.shape[0]) as scorer:
+        checked = None if diagonal is None else _check_diagonal(diagonal, rows.shape[0])
+        with choose_scoring_threads(self._get_scorer(), output, rows.shape[0]) as scorer:
             return compute_finite_scores(scorer, output, rows, "X", diagonal=checked)
 
     def _get_scorer(self) -> Scorer:
@@ -172,8 +172,8 @@ class ScoringMixin(HtmlDisplayMixin):
             The kernel is a user class, or a function that another process cannot import.
         """
         check_is_fitted(self, "model_")
-        model_transfer.save_model(path, self._to_record(), overwrite=overwrite)
-        self._saved_at = str(locate(path))
+        remote_stores.save_model(path, self._to_record(), overwrite=overwrite)
+        self._saved_location = str(locate(path))
 
 
 class _ModelCache:
@@ -188,7 +188,7 @@ class _ModelCache:
         return prepare_compact_scorer(self.model)
 
 
-def _as_diagonal(values: object, n: int) -> Array:
+def _check_diagonal(values: object, n: int) -> Array:
     """Return k(z, z) as float64 values (n,); raise unless they are n finite numbers."""
     diagonal = np.asarray(values)
     if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, overload
 
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from dkfm.core.frames import is_dask_collection, unwrap_container
+from dkfm.core.frames import convert_container, is_dask_collection
 from dkfm.core.rows import Array
 from dkfm.estimators.mixins.scoring import ScoringMixin
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class _InMemoryTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Transform arrays in memory; scikit-learn wraps the results as `set_output` requests."""
 
-    _output: ClassVar[str]
+    _output_head_name: ClassVar[str]
     """Name of the head that `transform` returns."""
 
     def transform(self, X: object) -> Array:
-        return self._score_in_memory(self._output, X)  # type: ignore[no-any-return]  # of the subclass
+        return self._score_in_memory(self._output_head_name, X)  # type: ignore[no-any-return]  # of the subclass
 
     def fit_transform(self, X: object, y: object = None) -> Array:
         return self._transform_training_rows(X)  # type: ignore[no-any-return]  # of the subclass
@@ -33,7 +33,7 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
 
     @property
     def _n_features_out(self) -> int:
-        return self.model_.head(self._output).width
+        return self.model_.head(self._output_head_name).width
 
     @overload
     def transform(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
@@ -63,8 +63,8 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
         InvalidInputError
             Rows are not finite real numbers, or their number of columns differs from the fit.
         """
-        X = unwrap_container(X)
-        return self._score_lazily(self._output, X) if is_dask_collection(X) else super().transform(X)
+        X = convert_container(X)
+        return self._score_lazily(self._output_head_name, X) if is_dask_collection(X) else super().transform(X)
 
     @overload
     def fit_transform(self, X: da.Array, y: object = None, **fit_params: object) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
@@ -75,13 +75,13 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:
         """Fit to rows X, and return their output; see `fit` and `transform`."""
-        X = unwrap_container(X)
+        X = convert_container(X)
         self.fit(X, y, **fit_params)
         return self.transform(X) if is_dask_collection(X) else super().fit_transform(X)
 
     def _output_names(self, output: str) -> list[str]:
-        return list(self.get_feature_names_out()) if output == self._output else super()._output_names(output)
+        return list(self.get_feature_names_out()) if output == self._output_head_name else super()._output_names(output)
 
     def _transform_training_rows(self, X: object) -> Array:
         """Return the output for the training rows."""
-        return self._score_in_memory(self._output, X)
+        return self._score_in_memory(self._output_head_name, X)

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dkfm.core import budget, cpus
-from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
+from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import eigenproblem, landmarks, pca
-from dkfm.estimators.fitting.streamed import is_opened, streams_rows
-from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_fit_with_gram, shrink_model
+from dkfm.estimators.fitting.stored_training_rows import can_stream_rows, is_stored_or_lazy
+from dkfm.estimators.planning.gram_plans import (
+    PlannedRows,
+    plan_fit_with_gram,
+    replace_model_bytes,
+    resolve_gram_folder,
+)
+from dkfm.estimators.planning.linear_system_plans import plan_discriminants, plan_ridge, plan_tiled_map
 from dkfm.estimators.planning.plan_report import FitPlan
-from dkfm.estimators.planning.system_plans import plan_discriminants, plan_ridge, plan_tiled_map
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
-from dkfm.gram import roads
+from dkfm.gram import product_costs
 from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
@@ -86,32 +91,32 @@ def plan_fit(
     planner = next((_PLANNERS[base.__name__] for base in type(estimator).__mro__ if base.__name__ in _PLANNERS), None)
     if planner is None:
         raise InvalidInputError(f"plan_fit takes one of {', '.join(_PLANNERS)}, and got {estimator!r:.100}.")
-    n, d = _read_shape(X, columns, id_column)
-    kernel = _resolve_spec(estimator)
+    n, d = _read_rows_and_values_per_row(X, columns, id_column)
+    kernel = _resolve_kernel(estimator)
     found = find_client(client)
     with open_executor(found) as executor:
         values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
         sample = partial(_read_sample, X, kernel, columns, id_column)
-        in_rounds = streams_rows(estimator, kernel)
-        is_streamed = in_rounds and (estimator.build == "rounds" or is_opened(X, kernel, in_rounds))  # type: ignore[attr-defined]  # a map
+        in_rounds = can_stream_rows(estimator, kernel)
+        is_streamed = in_rounds and (estimator.build == "rounds" or is_stored_or_lazy(X, kernel, in_rounds))  # type: ignore[attr-defined]  # a map
         rows = PlannedRows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
     plan = replace(planner(estimator, rows), columns=d)
-    if is_streamed and is_dask_collection(unwrap_container(X)):  # its blocks are written there
+    if is_streamed and is_dask_collection(convert_container(X)):  # its blocks are written there
         plan = replace(plan, disk_bytes=8 * n * d, place=tempfile.gettempdir())
     return plan
 
 
-def _read_shape(X: object, columns: list[str] | None, id_column: str | None) -> tuple[int, int]:
+def _read_rows_and_values_per_row(X: object, columns: list[str] | None, id_column: str | None) -> tuple[int, int]:
     """Return the number of rows and the mean number of stored values of a row."""
     if isinstance(X, tuple) and len(X) == 2 and all(isinstance(length, int) and length > 0 for length in X):
         return X[0], X[1]
-    data = unwrap_container(X)
+    data = convert_container(X)
     if is_dask_collection(data) and not is_dask_array(data):
         raise InvalidInputError("How many rows a dask data frame has is not known before it is computed; give (N, d).")
     shape = getattr(data, "shape", None)
     if shape is None or hasattr(data, "columns") or hasattr(data, "tocsr"):
         source = open_source(X, columns=columns, id_column=id_column)
-        return source.shape[0], source.mean_values_per_row
+        return source.shape[0], source.float64s_per_row
     if len(shape) != 2 or any(math.isnan(length) or length < 1 for length in shape):
         raise InvalidInputError(f"X must have two dimensions of known lengths, and its shape is {tuple(shape)}.")
     return int(shape[0]), int(shape[1])
@@ -121,13 +126,13 @@ def _read_sample(
     X: object, kernel: Kernel, columns: list[str] | None, id_column: str | None, rows: int
 ) -> TrainingData | None:
     """Return some of the rows; None for a shape, a Gram matrix, or a dask collection, which would be computed."""
-    if isinstance(X, tuple) or kernel.is_precomputed or is_dask_collection(unwrap_container(X)):
+    if isinstance(X, tuple) or kernel.is_precomputed or is_dask_collection(convert_container(X)):
         return None
     source = open_source(X, columns=columns, id_column=id_column)
     return as_training_data(kernel, read_evenly_spaced_rows(source, rows))
 
 
-def _resolve_spec(estimator: Any) -> Kernel:
+def _resolve_kernel(estimator: Any) -> Kernel:
     spec: KernelSpec = estimator.kernel
     if hasattr(estimator, "gamma"):
         return pca.resolve_kernel_and_gamma(
@@ -148,7 +153,7 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     visited = landmarks.SAMPLED_ROWS if estimator.certify == "sample" else rows.n
     if estimator.basis != "cholesky":
         plan = _plan_eigenvectors(estimator, chosen, rows.n)
-        plan = _join(_plan_pivots(estimator, rows, count), plan) if selects_pivots else plan
+        plan = _combine_consecutive_plans(_plan_pivots(estimator, rows, count), plan) if selects_pivots else plan
     else:
         plan = _plan_pivots(estimator, rows if selects_pivots else chosen, count)
         visited = 0 if selects_pivots else visited
@@ -160,15 +165,15 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
 def _plan_eigenvectors(estimator: Any, chosen: PlannedRows, n: int) -> FitPlan:
     """Return the plan of the eigenvectors of the landmarks' Gram matrix, beside n training rows."""
     may_rotate = estimator.basis == "symmetric" and estimator.on_indefinite != "clip"
-    peak = chosen.fit_bytes(budget.ROTATION_SQUARES)
-    peak = peak if may_rotate and peak <= memory.available_memory() else 0
+    peak = chosen.estimate_fit_bytes(budget.ROTATION_SQUARES)
+    peak = peak if may_rotate and peak <= memory.clear_caches_and_measure_memory() else 0
     seconds = budget.eigendecomposition_seconds(chosen.n)
     plan = plan_fit_with_gram(estimator, chosen, "eigenvectors", budget.EIGENVECTOR_SQUARES, seconds, peak=peak)
     beside = 8 * (n - chosen.n) * (chosen.d + 3)
     return replace(plan, memory_bytes=plan.memory_bytes + beside, peak_bytes=plan.peak_bytes + beside)
 
 
-def _join(first: FitPlan, second: FitPlan) -> FitPlan:
+def _combine_consecutive_plans(first: FitPlan, second: FitPlan) -> FitPlan:
     """Return the plan of two stages, one after the other."""
     return replace(
         second,
@@ -198,8 +203,8 @@ def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
         return _plan_rounds(estimator, rows, count)
     by_gram = budget.gram_and_pivots_seconds(n, 0, count)
     plan = plan_fit_with_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
-    need = budget.pivot_columns_bytes(n, d, count, rows.kernel.landmark_copies)
-    seconds = budget.pivot_columns_seconds(n, d, count)
+    need = budget.columnwise_pivots_bytes(n, d, count, rows.kernel.landmark_copies)
+    seconds = budget.columnwise_pivots_seconds(n, d, count)
     columns = replace(
         plan,
         road=f"up to {count:,} pivots column by column, without a Gram matrix",
@@ -218,12 +223,12 @@ def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
 
 def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     """Return the plan of pivots in rounds over stored rows; their number is foretold from a sample of the rows."""
-    n, d, kernel, sample = rows.n, rows.d, rows.kernel, rows.sample(_RANK_ROWS)
+    n, d, kernel, sample = rows.n, rows.d, rows.kernel, rows.read_sample(_RANK_ROWS)
     threshold = pivoted_cholesky.pivot_threshold(estimator.tol)
     if sample is not None:
         count = min(count, _forecast_rank(sample, n, estimator.tol))
     passes = math.log10(1 / threshold) + 2
-    values = passes / 2 * count * roads.value_seconds(kernel, d)  # for each row: of all passes
+    values = passes / 2 * count * product_costs.value_seconds(kernel, d)  # for each row: of all passes
     seconds = n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) / rows.threads + passes * _PASS_SECONDS
     task = budget.pivot_task_bytes(d, count, kernel.peak_blocks, kernel.landmark_copies)
     need = budget.streamed_pivots_bytes(n, d, count, 0 if rows.is_cluster else rows.threads * task)
@@ -233,7 +238,7 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
         landmarks=count,
         road=f"some {count:,} pivots in rounds over the rows",
         memory_bytes=need,
-        have_bytes=memory.available_memory(),
+        have_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=need,
         disk_bytes=0,
         place="",
@@ -255,18 +260,18 @@ def _forecast_rank(sample: TrainingData, n: int, tol: float | None) -> int:
 
 def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     n, d, q, solver = rows.n, rows.d, estimator.n_components, estimator._get_options(pca.SolverOptions)
-    kernel, free = rows.kernel, memory.available_memory()
+    kernel, free = rows.kernel, memory.clear_caches_and_measure_memory()
     if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel)):
         seconds = budget.eigendecomposition_seconds(n)
-        return shrink_model(
+        return replace_model_bytes(
             plan_fit_with_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q
         )
-    task = eigenproblem.make_product_task(
+    task = eigenproblem.make_product_workload(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )
-    if n > eigenproblem.SMALL_ROWS and (sample := rows.sample(eigenproblem.PILOT_ROWS)) is not None:
-        task = replace(task, products=eigenproblem.count_pilot_products(sample, n, q))
-    costs = eigenproblem.select_roads(task, free)
+    if n > eigenproblem.SMALL_ROWS and (sample := rows.read_sample(eigenproblem.PILOT_ROWS)) is not None:
+        task = replace(task, products=eigenproblem.estimate_product_count(sample, n, q))
+    costs = eigenproblem.rank_product_methods(task, free)
     other_seconds = (_PILOT_SECONDS if n > eigenproblem.SMALL_ROWS else 0.0) + n * budget.score_row_seconds(
         n, d, q + 1
     ) / cpus.COUNT
@@ -275,12 +280,12 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
             rows=n,
             columns=d,
             landmarks=n,
-            road=f"{q} eigenvectors by products with the Gram matrix {cost.road}",
+            road=f"{q} eigenvectors by products with the Gram matrix {cost.method}",
             memory_bytes=cost.memory_bytes,
             have_bytes=free,
             peak_bytes=cost.memory_bytes,
             disk_bytes=cost.disk_bytes,
-            place=name_place(estimator) if cost.disk_bytes else "",
+            place=resolve_gram_folder(estimator) if cost.disk_bytes else "",
             task_bytes=cost.task_bytes,
             model_bytes=8 * n * (d + q),
             seconds=cost.seconds + other_seconds,

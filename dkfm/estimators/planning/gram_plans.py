@@ -26,10 +26,10 @@ class PlannedRows:
     is_cluster: bool
     is_streamed: bool
     """Whether the rows are read tile by tile."""
-    sample: Callable[[int], TrainingData | None]
+    read_sample: Callable[[int], TrainingData | None]
     """Function that reads about so many of the rows; it returns None if only their number is known."""
 
-    def fit_bytes(self, squares: int) -> int:
+    def estimate_fit_bytes(self, squares: int) -> int:
         """Return the bytes of this process that holds some (N, N) arrays."""
         return budget.fit_bytes(self.n, self.d, self.kernel.peak_blocks, self.kernel.landmark_copies, squares)
 
@@ -45,17 +45,17 @@ def plan_fit_with_gram(
     )
     threads = rows.threads if stores or n > tile_rows else 1
     gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None)
-    need = rows.fit_bytes(squares)
+    need = rows.estimate_fit_bytes(squares)
     return FitPlan(
         rows=n,
         columns=d,
         landmarks=n,
         road=f"{what} with the Gram matrix {'on disk' if on_disk else 'in memory'}",
         memory_bytes=need,
-        have_bytes=memory.available_memory(),
+        have_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=max(need, peak),
         disk_bytes=disk_bytes(n, d, tile_rows) if stores else 0,
-        place=name_place(estimator) if stores else "",
+        place=resolve_gram_folder(estimator) if stores else "",
         task_bytes=budget.gram_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
         if stores and rows.is_cluster
         else 0,
@@ -64,12 +64,12 @@ def plan_fit_with_gram(
     )
 
 
-def name_place(estimator: Any) -> str:
+def resolve_gram_folder(estimator: Any) -> str:
     """Return the folder in which a Gram matrix is stored."""
     return str(Path(tempfile.gettempdir() if estimator.workspace is None else estimator.workspace).absolute())
 
 
-def shrink_model(plan: FitPlan, components: object) -> FitPlan:
+def replace_model_bytes(plan: FitPlan, components: object) -> FitPlan:
     """Return a plan whose model has some columns of weights, at most as many as rows."""
     width = components if isinstance(components, int) else plan.rows
     return replace(plan, model_bytes=8 * plan.rows * (plan.columns + min(width, plan.rows)))

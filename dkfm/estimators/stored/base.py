@@ -64,17 +64,17 @@ class StoredEstimator(ABC):
     feature_names: list[str] | None = None
     """Column names of the training rows."""
 
-    output: ClassVar[str]
+    output_head_name: ClassVar[str]
     """Name of the head that `transform` returns."""
     names: ClassVar[StoredNames]
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
         """Return the estimator of a record; raise an error, of any class, if it is not what dkfm writes."""
-        record, names = cls._check_record(record), cls.names
+        record, names = cls._convert_and_check_record(record), cls.names
         if missing := [name for name in names.parameters if name not in record.parameters]:
             raise KeyError(missing[0])
-        record.model.head(cls.output)
+        record.model.head(cls.output_head_name)
         stored = cast("dict[str, object]", record.fitted["certificates"])
         certificates = {name: Certificate.from_dict(stored[name]) for name in names.certificates if name in stored}
         numbers = cast("dict[str, float]", record.fitted["numbers"])
@@ -87,7 +87,7 @@ class StoredEstimator(ABC):
         return cls(record.estimator, record.parameters, values, record.model, record.feature_names)
 
     @classmethod
-    def _check_record(cls, record: Record) -> Record:
+    def _convert_and_check_record(cls, record: Record) -> Record:
         """Return the record, converted if an earlier version wrote it; raise if its arrays do not fit its model."""
         return record
 

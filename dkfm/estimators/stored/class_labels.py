@@ -27,7 +27,7 @@ def classes_to_json(classes: Labels) -> dict[str, object]:
     return {"classes": classes.tolist(), "classes_dtype": classes.dtype.kind if is_text else classes.dtype.name}
 
 
-def classes_from_json(record: Record) -> Labels:
+def classes_from_record(record: Record) -> Labels:
     """Return the classes (C,) of a record, in the dtype that the record states."""
     values = record.classes
     try:

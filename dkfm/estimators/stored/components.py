@@ -19,7 +19,7 @@ from dkfm.storage.model_store import Record
 class StoredComponents(StoredEstimator):
     """A fitted `KernelPCA` as its store holds it."""
 
-    output: ClassVar[str] = "scores"
+    output_head_name: ClassVar[str] = "scores"
     names: ClassVar[StoredNames] = StoredNames(
         parameters=("n_components", "fit_inverse_transform", "alpha", "centered", "dtype"),
         required_arrays=("eigenvalues",),
@@ -28,7 +28,7 @@ class StoredComponents(StoredEstimator):
     )
 
     @classmethod
-    def _check_record(cls, record: Record) -> Record:
+    def _convert_and_check_record(cls, record: Record) -> Record:
         arrays, (n, _) = record.extra_arrays, record.model.head("scores").weights.shape
         q, d = record.model.head("scores").n_columns, record.model.n_features_in
         shapes = {"eigenvalues": (q,), "sample_weight": (n,), "dual_coef": (n, d), "X_transformed_fit": (n, q)}

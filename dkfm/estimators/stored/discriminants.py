@@ -9,7 +9,7 @@ import numpy as np
 from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
-from dkfm.estimators.stored.class_labels import classes_from_json
+from dkfm.estimators.stored.class_labels import classes_from_record
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.numerics import links
 from dkfm.numerics.certificates import discriminants
@@ -27,7 +27,7 @@ _OUTPUT_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, 
 class StoredDiscriminants(StoredEstimator):
     """A fitted `KernelFisher` as its store holds it."""
 
-    output: ClassVar[str] = "scores"
+    output_head_name: ClassVar[str] = "scores"
     names: ClassVar[StoredNames] = StoredNames(
         parameters=("n_components", "shrinkage", "priors", "on_indefinite", "dtype"),
         required_arrays=("priors", "ratios", "means"),
@@ -39,10 +39,10 @@ class StoredDiscriminants(StoredEstimator):
     def from_record(cls, record: Record) -> Self:
         """Return the estimator of a record, with its classes among the fitted values."""
         stored = super().from_record(record)
-        return replace(stored, values={**stored.values, "classes": classes_from_json(record)})
+        return replace(stored, values={**stored.values, "classes": classes_from_record(record)})
 
     @classmethod
-    def _check_record(cls, record: Record) -> Record:
+    def _convert_and_check_record(cls, record: Record) -> Record:
         arrays, n = record.extra_arrays, record.model.landmarks.shape[0]
         count, q = arrays["means"].shape
         shapes = {"priors": (count,), "ratios": (q,), "codes": (n,), "sample_weight": (n,), "squares": (q, q)}

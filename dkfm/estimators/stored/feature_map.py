@@ -7,7 +7,7 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
-from dkfm.estimators.stored.map_records import convert_old, require_consistent, root_values_name
+from dkfm.estimators.stored.map_records import convert_old, eigenvalues_or_pivots_name, require_consistent
 from dkfm.gram.training_data import TrainingData
 from dkfm.numerics import links, roots
 from dkfm.numerics.certificates import certificate
@@ -22,7 +22,7 @@ from dkfm.storage.model_store import Record
 class StoredMap(StoredEstimator):
     """A fitted `ExactFeatureMap` as its store holds it."""
 
-    output: ClassVar[str] = "features"
+    output_head_name: ClassVar[str] = "features"
     names: ClassVar[StoredNames] = StoredNames(
         parameters=("basis", "centered", "certify", "tol", "rcond", "on_indefinite", "dtype"),
         required_arrays=("dropped", "scales"),
@@ -32,9 +32,9 @@ class StoredMap(StoredEstimator):
     )
 
     @property
-    def root_values(self) -> Array:
+    def eigenvalues_or_pivots(self) -> Array:
         """Eigenvalues or pivots that the map keeps, of shape (rank,)."""
-        return cast("Array", self.values[root_values_name(str(self.parameters["basis"]))])
+        return cast("Array", self.values[eigenvalues_or_pivots_name(str(self.parameters["basis"]))])
 
     @property
     def error_bound(self) -> float | None:
@@ -43,7 +43,7 @@ class StoredMap(StoredEstimator):
         return None if bounds is None else float(bounds[-1])
 
     @classmethod
-    def _check_record(cls, record: Record) -> Record:
+    def _convert_and_check_record(cls, record: Record) -> Record:
         record = convert_old(record)
         require_consistent(record)
         return record
@@ -58,7 +58,7 @@ class StoredMap(StoredEstimator):
 
 def certify_map(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> Certificate:
     """Certify pairs of landmarks: return the worse certificate of the features and of the residuals' features."""
-    rows, points = sample_rows_and_landmarks(landmarks)
+    rows, points = sample_scorer_and_kernel_rows(landmarks)
     model, diagonal = scorer.model, landmarks.diagonal()
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in the fit
         measured = certificate.certify_map(
@@ -107,19 +107,19 @@ def verify_points(
         return Verification(landmark_certificate, against, between, residuals)
     if np.isinf(bound):  # residuals of a clipped kernel are no bounds either
         return Verification(landmark_certificate, against, between, residuals, np.inf)
-    against.require_own_scale_error_at_most(bound)
+    against.require_relative_error_at_most(bound)
     pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
     rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
     between.require_error_at_most(pair_bound + max(rounding, bound))
     return Verification(landmark_certificate, against, between, residuals, pair_bound)
 
 
-def sample_rows_and_landmarks(rows: TrainingData, diagonal: Array | None = None) -> tuple[Rows, Rows]:
+def sample_scorer_and_kernel_rows(rows: TrainingData, diagonal: Array | None = None) -> tuple[Rows, Rows]:
     """Return a sample of the rows, as the model scores them and as the kernel compares them.
 
     With `diagonal` (N,), their k(x, x), the sample also has the rows that round most.
     """
     numbers = sample_evenly(rows.indexable_rows.shape[0])
     if diagonal is not None and not rows.kernel.is_precomputed:
-        numbers = np.union1d(numbers, rows.find_extreme_rows(diagonal))
+        numbers = np.union1d(numbers, rows.find_rounding_probe_rows(diagonal))
     return rows.take_rows(numbers), rows.indexable_rows[numbers]

@@ -7,7 +7,7 @@ import numpy as np
 
 from dkfm.core.rows import Rows
 from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreError
-from dkfm.estimators.stored.class_labels import Labels, classes_from_json
+from dkfm.estimators.stored.class_labels import Labels, classes_from_record
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.certificates.certificate import sample_evenly
@@ -69,7 +69,7 @@ class StoredFold:
             raise UnsupportedStoreError("A folded model does not have the outputs of one.")
         if (TRANSFORM in heads) != has_transform or not _is_consistent(record):
             raise UnsupportedStoreError("The outputs of a folded model do not fit each other.")
-        classes = classes_from_json(record) if predicts_classes(str(kind)) else None
+        classes = classes_from_record(record) if predicts_classes(str(kind)) else None
         known = rounding if isinstance(rounding, float) else None
         return cls(record.model, str(kind), str(name), classes, known, record.feature_names)
 

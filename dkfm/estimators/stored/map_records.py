@@ -10,7 +10,7 @@ from dkfm.errors import UnsupportedStoreError
 from dkfm.storage.model_store import Record
 
 
-def root_values_name(basis: str) -> str:
+def eigenvalues_or_pivots_name(basis: str) -> str:
     """Return the name under which the values of a root are fitted."""
     return "pivots" if basis == "cholesky" else "eigenvalues"
 
@@ -28,7 +28,7 @@ def require_consistent(record: Record) -> None:
     may_be_sampled = record.parameters["certify"] == "sample"
     if has_bounds != has_largest or has_bounds == was_sampled or (was_sampled and not may_be_sampled):
         raise UnsupportedStoreError("The error bounds of a feature map do not fit its certificates.")
-    shapes = {root_values_name(str(record.parameters["basis"])): (r,), "scales": (n,)}
+    shapes = {eigenvalues_or_pivots_name(str(record.parameters["basis"])): (r,), "scales": (n,)}
     shapes |= {"error_bounds": (r + 1,)} if has_bounds else {}
     shapes |= {"mean": (n,)} if record.parameters["centered"] else {}
     if any(arrays[name].shape != shape for name, shape in shapes.items()) or arrays["dropped"].ndim != 1:

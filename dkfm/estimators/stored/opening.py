@@ -11,8 +11,8 @@ from dkfm.estimators.stored.discriminants import StoredDiscriminants
 from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.folded import StoredFold
 from dkfm.estimators.stored.ridge import StoredRidge, StoredRidgeClassifier
-from dkfm.kernels.serialization import check_trusted
-from dkfm.storage import model_transfer
+from dkfm.kernels.serialization import validate_trusted_argument
+from dkfm.storage import remote_stores
 from dkfm.storage.model_store import Record
 
 T = TypeVar("T")
@@ -31,10 +31,10 @@ _HAVE_TRANSFORM = {"Folded": False, "FoldedTransformer": True}
 
 def open_stored(path: str | Path, trusted: Collection[str] = ()) -> StoredEstimator | StoredFold:
     """Open a stored estimator; see `dkfm.load` for the parameters and the errors."""
-    return restore(path, trusted, _from_record)
+    return build_from_store(path, trusted, _from_record)
 
 
-def restore(path: str | Path, trusted: Collection[str], build: Callable[[Record], T]) -> T:
+def build_from_store(path: str | Path, trusted: Collection[str], build: Callable[[Record], T]) -> T:
     """Read the record of a stored estimator, and return what `build` makes of it.
 
     Raises
@@ -42,7 +42,7 @@ def restore(path: str | Path, trusted: Collection[str], build: Callable[[Record]
     UnsupportedStoreError
         `build` raises an error: the record is not what dkfm writes.
     """
-    record = model_transfer.load_model(path, trusted=check_trusted(trusted))
+    record = remote_stores.load_model(path, trusted=validate_trusted_argument(trusted))
     try:
         return build(record)
     except StoreError:

@@ -9,7 +9,7 @@ import numpy as np
 from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
-from dkfm.estimators.stored.class_labels import classes_from_json
+from dkfm.estimators.stored.class_labels import classes_from_record
 from dkfm.gram.training_data import TrainingData
 from dkfm.numerics import links
 from dkfm.numerics.certificates import ridge
@@ -22,18 +22,18 @@ from dkfm.storage.model_store import Record
 class StoredRidge(StoredEstimator):
     """A fitted `KernelRidge` as its store holds it."""
 
-    output: ClassVar[str] = "predict"
+    output_head_name: ClassVar[str] = "predict"
     names: ClassVar[StoredNames] = StoredNames(
         parameters=("alpha", "leave_one_out", "on_indefinite", "dtype"),
         required_arrays=("fitted_values", "target_scales", "norms"),
         optional_arrays=("sample_weight", "alphas", "loo_predictions", "loo_errors"),
     )
-    links: ClassVar[dict[str, str]] = {"predict": links.IDENTITY}
+    head_links: ClassVar[dict[str, str]] = {"predict": links.IDENTITY}
     """Link of each head."""
 
     @classmethod
-    def _check_record(cls, record: Record) -> Record:
-        arrays, (n, q) = record.extra_arrays, record.model.head(cls.output).weights.shape
+    def _convert_and_check_record(cls, record: Record) -> Record:
+        arrays, (n, q) = record.extra_arrays, record.model.head(cls.output_head_name).weights.shape
         m = arrays.get("alphas", np.empty(0)).shape[0]
         shapes = {"fitted_values": (n, q), "target_scales": (q,), "norms": (q,), "sample_weight": (n,)}
         is_vector = record.parameters["is_vector"]
@@ -42,7 +42,7 @@ class StoredRidge(StoredEstimator):
             raise UnsupportedStoreError("The penalties of a path do not fit their errors.")
         if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
             raise UnsupportedStoreError("The fitted arrays of a regression do not fit its model.")
-        if {name: head.link for name, head in record.model.heads.items()} != cls.links:
+        if {name: head.link for name, head in record.model.heads.items()} != cls.head_links:
             raise UnsupportedStoreError("The outputs of a regression are not what dkfm writes.")
         fitted_alpha = record.parameters["fitted_alpha"]
         alphas = fitted_alpha if isinstance(fitted_alpha, list) else [fitted_alpha] * q
@@ -60,21 +60,21 @@ class StoredRidge(StoredEstimator):
         names = ("fitted_values", "target_scales", "norms")
         values, scales, norms = (cast("Array", fitted[name]) for name in names)
         tiles, diagonal = landmarks.iter_row_tiles(), landmarks.diagonal()
-        return ridge.certify_ridge(scorer, cls.output, tiles, diagonal, values, scales, norms)
+        return ridge.certify_ridge(scorer, cls.output_head_name, tiles, diagonal, values, scales, norms)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredRidgeClassifier(StoredRidge):
     """A fitted `KernelRidgeClassifier` as its store holds it."""
 
-    output: ClassVar[str] = "decision_function"
+    output_head_name: ClassVar[str] = "decision_function"
     names: ClassVar[StoredNames] = replace(
         StoredRidge.names, parameters=(*StoredRidge.names.parameters, "class_weight")
     )
-    links: ClassVar[dict[str, str]] = {"predict": links.ARGMAX, "decision_function": links.IDENTITY}
+    head_links: ClassVar[dict[str, str]] = {"predict": links.ARGMAX, "decision_function": links.IDENTITY}
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
         """Return the estimator of a record, with its classes among the fitted values."""
         stored = super().from_record(record)
-        return replace(stored, values={**stored.values, "classes": classes_from_json(record)})
+        return replace(stored, values={**stored.values, "classes": classes_from_record(record)})

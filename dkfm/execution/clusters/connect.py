@@ -64,7 +64,7 @@ def connect(spec: str, *, set_as_default: bool = True, wait_for_workers: float |
     if colon and kind in _CLUSTERS:
         if not path:
             raise SchedulerNameError(f"{spec} names no file; the forms of a scheduler are {_FORMS}.")
-        with _start_cluster(kind, path, set_as_default, wait_for_workers) as client:
+        with _start_cluster_and_connect(kind, path, set_as_default, wait_for_workers) as client:
             yield client
         return
     address = _scheduler_address(spec)
@@ -75,7 +75,7 @@ def connect(spec: str, *, set_as_default: bool = True, wait_for_workers: float |
 
 
 @contextmanager
-def _start_cluster(kind: str, path: str, current: bool, wait_seconds: float | None) -> "Iterator[Client]":
+def _start_cluster_and_connect(kind: str, path: str, current: bool, wait_seconds: float | None) -> "Iterator[Client]":
     from distributed import Client
 
     start = getattr(import_module(f"dkfm.execution.clusters.{kind}"), _CLUSTERS[kind])

@@ -48,7 +48,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
     from dkfm.execution.clusters.worker_plugins import SilenceClosingWorker
 
     with (
-        temporary_folders.temporary_folder("cluster") as folder,
+        temporary_folders.open_temporary_folder("cluster") as folder,
         # The scheduler needs it too, and LocalCluster has no parameter for it.
         dask.config.set({"temporary-directory": str(folder), **_select_default_overrides()}),
         LocalCluster(

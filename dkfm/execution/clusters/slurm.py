@@ -116,7 +116,7 @@ def _write_certificates(certificates: "Security", shared_folder: Path) -> Iterat
 
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(temporary_folders.temporary_folder("slurm", shared_folder, hidden=True))
+            folder = stack.enter_context(temporary_folders.open_temporary_folder("slurm", shared_folder, hidden=True))
         except StoreError as error:
             message = f"Certificates for workers cannot be written there: {extract_reason(error)}"
             raise ClusterError(f"{message}; name another shared-temp-directory.") from None

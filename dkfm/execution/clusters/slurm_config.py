@@ -76,18 +76,18 @@ def read_slurm_file(path: str) -> SlurmSpec:
 def _parse(data: bytes) -> Any:
     """Return the content of a file; raise a ValueError if its aliases expand to too many values."""
     node = yaml.compose(data, yaml.SafeLoader)
-    if node is not None and _count_nodes(node, {}) > _MAX_NODES:
+    if node is not None and _count_yaml_nodes(node, {}) > _MAX_NODES:
         raise ValueError(f"it has more than {_MAX_NODES} values")
     return yaml.safe_load(data)
 
 
-def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+def _count_yaml_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
     """Return the number of values in a node, with every alias counted as a copy."""
     if id(node) not in counted:
         counted[id(node)] = _MAX_NODES + 1  # for a node that contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
-        counted[id(node)] = 1 + sum(_count_nodes(part, counted) for part in inner)
+        counted[id(node)] = 1 + sum(_count_yaml_nodes(part, counted) for part in inner)
     return counted[id(node)]
 
 

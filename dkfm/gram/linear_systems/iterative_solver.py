@@ -11,13 +11,13 @@ import numpy as np
 from scipy.linalg import qr
 
 from dkfm.core import budget, chunking
-from dkfm.core.rows import Array, Rows, estimate_values_per_row
+from dkfm.core.rows import Array, Rows, estimate_float64s_per_row
 from dkfm.execution import progress
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
-from dkfm.gram import roads
-from dkfm.gram.linear_systems.direct_solver import SystemOptions, SystemSolution
+from dkfm.gram import product_costs
+from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions, SystemSolution
 from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.gram.shared_arrays import open_shared_arrays
 from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots
@@ -49,22 +49,24 @@ def count_pivots(n: int) -> int:
     return max(1, min(n // 8, _MAX_PIVOTS, max(_MIN_PIVOTS, _FACTOR_VALUES // n)))
 
 
-def count_products(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> int:
+def count_affordable_products(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> int:
     """Return the number of products with some columns that, with the pivots, take as long as a factor in tiles."""
-    spare = roads.factor_seconds(n, threads, roads.value_seconds(kernel, d)) - preconditioner_seconds(kernel, n, d)
+    spare = product_costs.factor_seconds(n, threads, product_costs.value_seconds(kernel, d)) - preconditioner_seconds(
+        kernel, n, d
+    )
     return max(0, int(spare / product_seconds(kernel, n, d, columns, threads)))
 
 
 def product_seconds(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> float:
     """Predict the seconds of a product with some columns."""
-    value = roads.value_seconds(kernel, d) + 2 * columns * budget.PRODUCT_SECONDS
+    value = product_costs.value_seconds(kernel, d) + 2 * columns * budget.PRODUCT_SECONDS
     return _SHARED_SECONDS * n * n / 2 * value / threads
 
 
 def preconditioner_seconds(kernel: Kernel, n: int, d: int) -> float:
     """Predict the seconds to find the pivots, and the singular vectors of the features of all rows."""
     r = count_pivots(n)
-    return 0.5 + n * r * (2 * roads.value_seconds(kernel, d) + 6 * r * budget.PRODUCT_SECONDS)
+    return 0.5 + n * r * (2 * product_costs.value_seconds(kernel, d) + 6 * r * budget.PRODUCT_SECONDS)
 
 
 def preconditioner_bytes(n: int) -> int:
@@ -114,7 +116,7 @@ class IterativeSolver:
                 max_products,
             )
         _log(found, len(right))
-        return SystemSolution(found.values, found.residuals, None), found.converged
+        return SystemSolution(found.values, found.relative_residuals, None), found.converged
 
     def _make_preconditioner(self, alpha: float) -> Precondition:
         """Return the function that multiplies by alpha times the inverse of ``S F F' S + alpha``."""
@@ -142,7 +144,7 @@ def _decompose_features(kernel: Kernel, X: Rows, roots: Array, options: SystemOp
 
 def _find_pivots(kernel: Kernel, X: Rows, options: SystemOptions) -> Pivots:
     """Find random pivots in rounds, on the current Dask client or on threads of this process."""
-    n, d, limit = X.shape[0], estimate_values_per_row(X), count_pivots(X.shape[0])
+    n, d, limit = X.shape[0], estimate_float64s_per_row(X), count_pivots(X.shape[0])
     each = budget.pivot_task_bytes(d, limit, kernel.peak_blocks, kernel.landmark_copies)
     with (
         open_executor(find_client(None)) as executor,
@@ -156,6 +158,6 @@ def _find_pivots(kernel: Kernel, X: Rows, options: SystemOptions) -> Pivots:
 
 
 def _log(found: GradientSolution, n: int) -> None:
-    worst = float(found.residuals.max(initial=0.0))
-    text = f"{found.products} products of conjugate gradients, residual {worst:.1e} of the right side"
-    log_stage("solve", text, rows=n, products=found.products, residual=worst)
+    worst = float(found.relative_residuals.max(initial=0.0))
+    text = f"{found.n_products} products of conjugate gradients, residual {worst:.1e} of the right side"
+    log_stage("solve", text, rows=n, products=found.n_products, residual=worst)

@@ -3,15 +3,15 @@
 from functools import cached_property
 
 from dkfm.core import budget
-from dkfm.core.rows import Array, Rows, estimate_values_per_row
+from dkfm.core.rows import Array, Rows, estimate_float64s_per_row
 from dkfm.errors import ConvergenceError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import log_stage
-from dkfm.gram.linear_systems import direct_solver, iterative_solver
-from dkfm.gram.linear_systems.direct_solver import SystemOptions, SystemSolution
+from dkfm.gram.linear_systems import iterative_solver, tiled_direct_solver
 from dkfm.gram.linear_systems.iterative_solver import IterativeSolver
+from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions, SystemSolution
 from dkfm.kernels.base import Kernel
 
 _MAX_PRODUCTS = 1000
@@ -55,7 +55,7 @@ class SystemSolver:
         BudgetError
             A tile does not fit in memory, or the factor on the disk.
         """
-        products = 0 if inverse_diagonal else self._count_products(right.shape[1])
+        products = 0 if inverse_diagonal else self._choose_max_products(right.shape[1])
         if products:
             found, converged = self._iterative.solve(alpha, right, self._options.tol, products)
             if converged:
@@ -67,7 +67,7 @@ class SystemSolver:
                     f'{self._options.tol:.0e}; use solver="tiled", a larger alpha, or a larger tol.'
                 )
             log_stage("solve", f"a factor is faster than more products: the residual is {worst:.1e}", rows=len(right))
-        return direct_solver.solve_system(
+        return tiled_direct_solver.solve_system(
             self._kernel,
             self._rows,
             alpha,
@@ -77,20 +77,20 @@ class SystemSolver:
             inverse_diagonal=inverse_diagonal,
         )
 
-    def _count_products(self, columns: int) -> int:
+    def _choose_max_products(self, columns: int) -> int:
         """Return the largest number of products of conjugate gradients; 0 if they are not tried."""
         if self._method != "auto":
             return _MAX_PRODUCTS if self._method == "cg" else 0
-        n, d = self._rows.shape[0], estimate_values_per_row(self._rows)
-        if iterative_solver.preconditioner_bytes(n) > memory.available_memory():
+        n, d = self._rows.shape[0], estimate_float64s_per_row(self._rows)
+        if iterative_solver.preconditioner_bytes(n) > memory.clear_caches_and_measure_memory():
             return 0
         with open_executor(find_client(None)) as executor:
-            products = iterative_solver.count_products(self._kernel, n, d, columns, executor.threads)
+            products = iterative_solver.count_affordable_products(self._kernel, n, d, columns, executor.threads)
         return products if products >= _MIN_PRODUCTS else 0
 
     @cached_property
     def _iterative(self) -> IterativeSolver:
         n = self._rows.shape[0]
-        need, have = iterative_solver.preconditioner_bytes(n), memory.available_memory()
+        need, have = iterative_solver.preconditioner_bytes(n), memory.clear_caches_and_measure_memory()
         budget.require_fits(need, have, f"The preconditioner of N = {n} training rows", 'use solver="tiled"')
         return IterativeSolver(self._kernel, self._rows, self._weights, self._options)

@@ -16,7 +16,7 @@ from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError, StoreExistsError
 from dkfm.files import local
 from dkfm.gram import build
-from dkfm.storage import own_files, raw_chunk_reader, zarr_schema, zarr_store
+from dkfm.storage import own_files, raw_chunk_reader, store_metadata, zarr_store
 
 _NAME = "factor"
 
@@ -34,7 +34,7 @@ class TileStore:
     """Rows of the matrix."""
     tile_rows: int
     """Rows and columns of a tile."""
-    run: str = ""
+    factor_id: str = ""
     """Unique name of this factor: another one of the same matrix may differ in the last bits."""
 
     @property
@@ -47,7 +47,7 @@ class TileStore:
         return chunking.row_slice(block, self.n, self.tile_rows)
 
     @contextmanager
-    def open_tile(self, pair: Pair, *, beside_another: bool = False) -> Iterator[Array]:
+    def read_tile_to_buffer(self, pair: Pair, *, beside_another: bool = False) -> Iterator[Array]:
         """Yield a tile in a buffer of this thread, which the next tile overwrites; there are two, for two tiles.
 
         Raises
@@ -57,7 +57,7 @@ class TileStore:
         """
         with _tile_buffers[beside_another].borrow(self.tile_rows, self.tile_rows, np.dtype(np.float64)) as buffer:
             try:
-                raw_chunk_reader.read_chunk(buffer, self._file(pair), checked=True)
+                raw_chunk_reader.read_chunk_into_array(buffer, self._file(pair), checked=True)
             except (ValueError, OSError) as error:
                 raise DamagedStoreError(
                     f"Tile {pair} of {self.root} cannot be read; delete {self.root} and fit again: {error}"
@@ -69,12 +69,12 @@ class TileStore:
         """Return the number of tiles that exist, sound or not."""
         return sum(self._file((i, j)).exists() for i in range(self.blocks) for j in range(i + 1))
 
-    def has_tile(self, pair: Pair) -> bool:
+    def has_intact_tile(self, pair: Pair) -> bool:
         """Return whether a tile exists and its checksum is right."""
         if not self._file(pair).exists():
             return False
         try:
-            with self.open_tile(pair):
+            with self.read_tile_to_buffer(pair):
                 return True
         except DamagedStoreError:
             return False
@@ -91,7 +91,7 @@ class TileStore:
     def mark_complete(self) -> None:
         """Record that all tiles have been written."""
         with local.translate_write_errors(self.root):
-            zarr_store.write_marker(self.root, {"tiles": count_lower_tiles(self.blocks)})
+            zarr_store.write_completion_marker(self.root, {"tiles": count_lower_tiles(self.blocks)})
 
     def _file(self, pair: Pair) -> Path:
         return self.root / _NAME / "c" / str(pair[0]) / str(pair[1])
@@ -108,19 +108,19 @@ def open_tile_store(root: Path, identity: dict[str, object], n: int, tile_rows: 
     StoreExistsError
         Something else is at the path.
     """
-    begun = build.existing_tile_rows(root, _NAME, identity, None)
+    begun = build.check_and_get_tile_rows(root, _NAME, identity, None)
     if begun is None:
         attributes = {"identity": identity, "tile_rows": tile_rows, "run": uuid.uuid4().hex}
         try:
             with zarr_store.new_store(root, _NAME, attributes, [_NAME]) as group:
                 zarr_store.add_array(group, _NAME, (n, n), (tile_rows, tile_rows))
         except StoreExistsError:  # another process has just created it
-            begun = build.existing_tile_rows(root, _NAME, identity, None)
+            begun = build.check_and_get_tile_rows(root, _NAME, identity, None)
             if begun is None:
                 raise
     else:
-        own_files.remove_partial_files(root, zarr_schema.read_group(root, _NAME), local.ABANDONED_SECONDS)
-    return TileStore(root, n, begun or tile_rows, str(zarr_schema.read_group(root, _NAME).get("run", "")))
+        own_files.remove_partial_files(root, store_metadata.read_own_attributes(root, _NAME), local.ABANDONED_SECONDS)
+    return TileStore(root, n, begun or tile_rows, str(store_metadata.read_own_attributes(root, _NAME).get("run", "")))
 
 
 def name_store(identity: dict[str, object]) -> str:

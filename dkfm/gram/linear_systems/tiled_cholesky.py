@@ -22,9 +22,9 @@ from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.files import local, temporary_folders
-from dkfm.gram import build, roads
+from dkfm.gram import build, product_costs
 from dkfm.gram.linear_systems.tile_store import (
     Pair,
     TileStore,
@@ -60,7 +60,7 @@ class FactorTask:
     kernel: Kernel
     rows: Source
     """Training rows X, where the tasks read them."""
-    roots: Source | None
+    row_scales: Source | None
     """Square roots of the weights of the rows, (N, 1); None without weights."""
     alpha: float
     """Number that is added to the diagonal."""
@@ -113,8 +113,8 @@ def open_tiled_factor(
         A tile killed its workers again and again, or the cluster is gone.
     """
     n, source, client = X.shape[0], MemorySource(X), find_client(client)
-    size, column = min(n, build.checked_tile_rows(tile_rows)), as_column(roots)
-    identity = identify_factor(kernel, X, alpha, roots)
+    size, column = min(n, build.checked_tile_rows(tile_rows)), as_column_unless_ones(roots)
+    identity = make_factor_identity(kernel, X, alpha, roots)
     with _open_folder(kernel, workspace, n, size) as folder:
         store = open_tile_store(folder / name_store(identity), identity, n, size)
         try:
@@ -128,14 +128,14 @@ def open_tiled_factor(
         yield store
 
 
-def identify_factor(kernel: Kernel, X: Rows, alpha: float, roots: Array | None) -> dict[str, object]:
+def make_factor_identity(kernel: Kernel, X: Rows, alpha: float, roots: Array | None) -> dict[str, object]:
     """Return what identifies a factor of `open_tiled_factor`, as plain JSON values."""
-    column = as_column(roots)
+    column = as_column_unless_ones(roots)
     digest = "" if column is None else digest_rows(MemorySource(column))
-    return {**build.build_key(kernel, MemorySource(X)), "alpha": alpha, "roots": digest}
+    return {**build.make_gram_identity(kernel, MemorySource(X)), "alpha": alpha, "roots": digest}
 
 
-def as_column(roots: Array | None) -> Array | None:
+def as_column_unless_ones(roots: Array | None) -> Array | None:
     """Return the diagonal of S as (N, 1); None if it is 1."""
     return None if roots is None or (roots == 1).all() else roots[:, np.newaxis]
 
@@ -143,17 +143,17 @@ def as_column(roots: Array | None) -> Array | None:
 @contextmanager
 def _open_folder(kernel: Kernel, workspace: str | Path | None, n: int, tile_rows: int) -> Iterator[Path]:
     """Yield the folder of the store: the workspace, or a temporary one, also of a kernel that is code."""
-    parent = None if workspace is None else local.make_folder(local.local_path(workspace)).absolute()
+    parent = None if workspace is None else local.make_folder(local.as_local_path(workspace)).absolute()
     if parent is not None and is_code_free(kernel):
         yield parent
         return
-    with temporary_folders.temporary_folder(
+    with temporary_folders.open_temporary_folder(
         "factor", parent, need=disk_bytes(n, tile_rows), what="The factor"
     ) as folder:
         yield folder
 
 
-def _require_room(store: TileStore, executor: Executor, each: int) -> None:
+def _require_disk_and_memory(store: TileStore, executor: Executor, each: int) -> None:
     """Raise a BudgetError unless the disk has room for the missing tiles, and each thread for a task."""
     missing = disk_bytes(store.n, store.tile_rows) - existing_bytes(store.root)
     memory.require_disk(store.root, missing, "The factor")
@@ -172,15 +172,19 @@ def _compute_tiles(
     progress: bool,
 ) -> None:
     """Compute the tiles of a factor that are missing in its store."""
-    n, width = store.n, source.mean_values_per_row
+    n, width = store.n, source.float64s_per_row
     each = budget.factor_task_bytes(store.tile_rows, width, kernel.peak_blocks, kernel.landmark_copies)
-    _require_room(store, executor, each)
+    _require_disk_and_memory(store, executor, each)
     order, total = TileOrder(store.blocks), count_lower_tiles(store.blocks)
     text = f"factor of {n:,} x {n:,} kernel values, {total:,} tiles, in {store.root}, on {describe_place(executor)}"
     if there := store.count_tiles():
         text += f", {there:,} of them there already"
     is_there = there == total
-    seconds = None if is_there else roads.factor_seconds(n, executor.threads, roads.value_seconds(kernel, width))
+    seconds = (
+        None
+        if is_there
+        else product_costs.factor_seconds(n, executor.threads, product_costs.value_seconds(kernel, width))
+    )
     log_stage("factor", text, seconds=seconds, rows=n, tiles=total, threads=executor.threads)
     with (
         open_shared_arrays(executor, each, 8 * n * (width + 1), "The training rows", store.root.parent) as shared,
@@ -190,7 +194,7 @@ def _compute_tiles(
         task = FactorTask(kernel, rows, shared_roots, alpha, store, shared.requirements)
         tasks = (None if pair is None else (task, pair) for pair in order)
         tally = run_tasks(executor, "dkfm-factor", factor_tile, tasks, total, progress, order.finish)
-    if tally.fatal_tasks:
+    if tally.fatal_task_numbers:
         raise ClusterError(f"Every worker died that computed a tile of the factor in {store.root}; the others stay.")
 
 
@@ -233,26 +237,26 @@ class TileOrder:
 
 def factor_tile(task: FactorTask, pair: Pair) -> Pair:
     """Compute a tile of the factor and write it, unless it exists and is sound; return its numbers."""
-    check_this_worker(task.requirements)
+    require_fit_worker(task.requirements)
     store, (i, j) = task.store, pair
-    if store.has_tile(pair):
+    if store.has_intact_tile(pair):
         store.sync_tile(pair)  # a killed process may not have synced it
         return pair
     with single_blas_thread():
         tile, diagonal = _compute_values(task, pair)
         product = np.empty_like(tile)
         for k in range(j):
-            with store.open_tile((i, k)) as left:
+            with store.read_tile_to_buffer((i, k)) as left:
                 if i == j:
                     np.matmul(left, left.T, out=product)
                 else:
-                    with store.open_tile((j, k), beside_another=True) as right:
+                    with store.read_tile_to_buffer((j, k), beside_another=True) as right:
                         np.matmul(left, right.T, out=product)
             tile -= product
         if i == j:
             tile = _factor_diagonal(tile, diagonal, store.rows(i).start, task.alpha)
         else:
-            with store.open_tile((j, j)) as triangle:
+            with store.read_tile_to_buffer((j, j)) as triangle:
                 solve_from_right(tile, triangle)
     store.write_tile(pair, tile)
     return pair
@@ -264,9 +268,9 @@ def _compute_values(task: FactorTask, pair: Pair) -> tuple[Array, Array]:
     X = read_finite(task.rows, row)
     Y = X if row == column else read_finite(task.rows, column)
     values = evaluate_block(task.kernel, X, Y, (row.start, column.start))
-    if task.roots is not None:
-        values *= cast("Array", task.roots.read(row))
-        values *= cast("Array", task.roots.read(column)).T
+    if task.row_scales is not None:
+        values *= cast("Array", task.row_scales.read(row))
+        values *= cast("Array", task.row_scales.read(column)).T
     diagonal = values.diagonal().copy()
     if row == column:
         values.flat[:: len(values) + 1] += task.alpha

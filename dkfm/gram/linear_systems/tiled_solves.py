@@ -19,8 +19,8 @@ from dkfm.execution.clusters.current_client import find_client, is_inside_worker
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
-from dkfm.gram import roads
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
+from dkfm.gram import product_costs
 from dkfm.gram.linear_systems.tile_store import Pair, TileStore
 from dkfm.gram.linear_systems.tiled_cholesky import solve_from_right
 from dkfm.gram.shared_arrays import open_shared_arrays
@@ -40,16 +40,16 @@ def solve(store: TileStore, right: Array) -> Array:
     from scipy.linalg import solve_triangular
 
     solution = right.astype(np.float64, order="C")
-    with _open_pool() as multiply:
+    with _open_tile_multiplier() as multiply:
         for i in range(store.blocks):
             for part in multiply(store, [(i, k) for k in range(i)], solution, False):
                 solution[store.rows(i)] -= part
-            with store.open_tile((i, i)) as L:
+            with store.read_tile_to_buffer((i, i)) as L:
                 solution[store.rows(i)] = solve_triangular(L, solution[store.rows(i)], lower=True, check_finite=False)
         for j in reversed(range(store.blocks)):
             for part in multiply(store, [(i, j) for i in range(j + 1, store.blocks)], solution, True):
                 solution[store.rows(j)] -= part
-            with store.open_tile((j, j)) as L:
+            with store.read_tile_to_buffer((j, j)) as L:
                 solution[store.rows(j)] = solve_triangular(
                     L, solution[store.rows(j)], lower=True, trans="T", check_finite=False
                 )
@@ -60,7 +60,7 @@ _Multiply = Callable[[TileStore, list[Pair], Array, bool], Iterator[Array]]
 
 
 @contextmanager
-def _open_pool() -> Iterator[_Multiply]:
+def _open_tile_multiplier() -> Iterator[_Multiply]:
     """Yield a function that multiplies tiles, or their transposes, by the rows of a solution, in their order."""
     threads = 1 if is_inside_worker() else cpus.COUNT
     with single_blas_thread(), ThreadPoolExecutor(threads, thread_name_prefix="dkfm-solve") as pool:
@@ -72,7 +72,7 @@ def _open_pool() -> Iterator[_Multiply]:
 
 
 def _multiply_tile(store: TileStore, pair: Pair, solution: Array, transposed: bool) -> Array:
-    with store.open_tile(pair) as tile:
+    with store.read_tile_to_buffer(pair) as tile:
         product: Array = (tile.T if transposed else tile) @ solution[store.rows(pair[0 if transposed else 1])]
     return product
 
@@ -108,13 +108,13 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
         if executor.client is None:
             have = memory.task_budget(None, executor.threads)
             budget.require_fits(each, have, "Columns of the inverse of the factor", "use fewer threads, or more memory")
-        seconds = roads.factor_seconds(store.n, executor.threads)
+        seconds = product_costs.factor_seconds(store.n, executor.threads)
         text = f"inverse diagonal of {store.n:,} rows, {len(panels)} panels, on {describe_place(executor)}"
         log_stage("solve", text, seconds=seconds, rows=store.n, threads=executor.threads)
         task = InverseTask(store, shared.requirements)
         tasks = ((task, columns) for columns in panels)
         tally = run_tasks(executor, "dkfm-solve", sum_inverse_squares, tasks, len(panels), progress, place)
-    if tally.fatal_tasks:
+    if tally.fatal_task_numbers:
         raise ClusterError("Every worker died that computed some columns of the inverse of the factor.")
     return diagonal
 
@@ -131,23 +131,23 @@ def _split_columns(store: TileStore) -> list[slice]:
 
 def sum_inverse_squares(task: InverseTask, columns: slice) -> tuple[slice, Array]:
     """Return the sums of squares (w,) of some columns of the inverse of a factor."""
-    check_this_worker(task.requirements)
+    require_fit_worker(task.requirements)
     store, first = task.store, columns.start // task.store.tile_rows
     start, width = store.rows(first).start, columns.stop - columns.start
     panel = np.zeros((width, store.n - start))  # the transposed columns, from the first block on
     panel[np.arange(width), np.arange(columns.start, columns.stop) - start] = 1.0
     with single_blas_thread():
         for i in range(first, store.blocks):
-            block = _shift(store.rows(i), start)
+            block = _shift_slice(store.rows(i), start)
             part = np.ascontiguousarray(panel[:, block])
             for k in range(first, i):
-                with store.open_tile((i, k)) as tile:
-                    part -= panel[:, _shift(store.rows(k), start)] @ tile.T
-            with store.open_tile((i, i)) as triangle:
+                with store.read_tile_to_buffer((i, k)) as tile:
+                    part -= panel[:, _shift_slice(store.rows(k), start)] @ tile.T
+            with store.read_tile_to_buffer((i, i)) as triangle:
                 solve_from_right(part, triangle)
             panel[:, block] = part
     return columns, np.einsum("ij,ij->i", panel, panel)
 
 
-def _shift(rows: slice, start: int) -> slice:
+def _shift_slice(rows: slice, start: int) -> slice:
     return slice(rows.start - start, rows.stop - start)

@@ -57,7 +57,7 @@ def compile_sum(name: str, folder: Path | None) -> Callable[[Array, Array, Array
 
 
 @numba.njit(fastmath=_FLAGS)
-def _sum_absolute_of_four(x, y0, y1, y2, y3, zero):
+def _sum_absolute_four_landmarks(x, y0, y1, y2, y3, zero):
     a, b, c, d = zero, zero, zero, zero
     for k in range(x.size):
         a += abs(x[k] - y0[k])
@@ -114,7 +114,9 @@ def _sum_absolute(X, Y, block):
                 p, q, r, s = 0.0, 0.0, 0.0, 0.0
                 for k in range(0, X.shape[1], _COLUMNS_AT_ONCE):
                     e = k + _COLUMNS_AT_ONCE
-                    a, b, c, d = _sum_absolute_of_four(X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero)
+                    a, b, c, d = _sum_absolute_four_landmarks(
+                        X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero
+                    )
                     p, q, r, s = p + a, q + b, r + c, s + d
                 block[i, j], block[i, j1], block[i, j2], block[i, j3] = p, q, r, s
 
@@ -152,7 +154,7 @@ _LARGEST_FRACTION = 2**0.5 - 1
 
 
 @numba.njit(fastmath=_FLAGS)
-def _double_atanh(w):
+def _twice_atanh(w):
     """Return 2 atanh(w) for ``|w| <= 0.18``, by its power series; the first term left out is below rounding."""
     z = w * w
     series = 1 / 23
@@ -171,13 +173,13 @@ def _mixture_entropy(x, y):
     smaller, larger = np.float64(min(x, y)), np.float64(max(x, y))
     t = smaller / max(larger, _SMALLEST_RATIO)
     is_large = t > _LARGEST_FRACTION
-    log_of_sum = _double_atanh((t - 1 if is_large else t) / (t + (3.0 if is_large else 2.0)))
+    log_of_sum = _twice_atanh((t - 1 if is_large else t) / (t + (3.0 if is_large else 2.0)))
     log_of_sum += _LOG_2 if is_large else 0.0
     # t = mantissa * 2^exponent, with a mantissa from sqrt(1/2) to sqrt(2).
     bits = np.float64(max(t, _SMALLEST_RATIO)).view(np.int64)
     exponent = ((bits + (_ONE - _SQRT_HALF)) >> 52) - 1023
     mantissa = np.int64(bits - (exponent << 52)).view(np.float64)
-    log_of_ratio = np.float64(np.int32(exponent)) * _LOG_2 + _double_atanh((mantissa - 1) / (mantissa + 1))
+    log_of_ratio = np.float64(np.int32(exponent)) * _LOG_2 + _twice_atanh((mantissa - 1) / (mantissa + 1))
     return (larger + smaller) * log_of_sum - smaller * log_of_ratio
 
 
@@ -192,7 +194,7 @@ def _rare_mixture_entropy(x, y):
 
 
 @numba.njit(fastmath=_FLAGS, error_model="numpy")
-def _ranges(X):
+def _compute_row_extrema(X):
     """Return the smallest positive number and the largest number of each non-negative row."""
     smallest, largest = np.full(X.shape[0], np.inf), np.zeros(X.shape[0])
     for i in range(X.shape[0]):
@@ -204,7 +206,7 @@ def _ranges(X):
 
 
 def _sum_mixture_entropies(X, Y, block):
-    (a, b), (c, d) = _ranges(X), _ranges(Y)
+    (a, b), (c, d) = _compute_row_extrema(X), _compute_row_extrema(Y)
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
             total = 0.0

@@ -51,13 +51,13 @@ def compile_exponential() -> Callable[[Array], None]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(cpu=_PROCESSOR, opt=2, jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(_write_module())), machine)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(_build_module())), machine)
     engine.finalize_object()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("exponentials"))
-    return partial(_overwrite, function, engine)
+    return partial(_exponentiate_in_place, function, engine)
 
 
-def _overwrite(function: Callable[[int, int], None], engine: object, values: Array) -> None:
+def _exponentiate_in_place(function: Callable[[int, int], None], engine: object, values: Array) -> None:
     """Call the function, in memory that the engine owns, on whole vectors; the last one is padded in a copy."""
     if not values.flags.writeable:
         raise ValueError("The values are read-only.")
@@ -74,7 +74,7 @@ def _overwrite(function: Callable[[int, int], None], engine: object, values: Arr
         values[...] = contiguous
 
 
-def _write_module() -> ir.Module:
+def _build_module() -> ir.Module:
     """Write a function of a pointer and a number of vectors: a loop, with a branch for vectors with a rare number."""
     module = ir.Module()
     signature = ir.FunctionType(ir.VoidType(), [_DOUBLES.as_pointer(), _COUNT])
@@ -94,15 +94,16 @@ def _write_module() -> ir.Module:
     build.position_at_end(common)
     place = build.gep(vectors, [i])
     x = build.load(place, align=8)
-    y, k, common_result = _write_common(build, x)
+    y, k, common_result = _build_common_case(build, x)
     is_common = build.and_(
-        build.fcmp_ordered(">=", x, _doubles(_SMALLEST_NORMAL)), build.fcmp_ordered("<=", x, _doubles(_LARGEST_FINITE))
+        build.fcmp_ordered(">=", x, _splat_double(_SMALLEST_NORMAL)),
+        build.fcmp_ordered("<=", x, _splat_double(_LARGEST_FINITE)),
     )
     all_lanes = ir.Constant(_MASK, 2**_LANES - 1)
     build.cbranch(build.icmp_unsigned("==", build.bitcast(is_common, _MASK), all_lanes), store, rare)
 
     build.position_at_end(rare)
-    rare_result = _write_rare(build, x, y, k, common_result)
+    rare_result = _build_rare_case(build, x, y, k, common_result)
     build.branch(store)
 
     build.position_at_end(store)
@@ -118,42 +119,42 @@ def _write_module() -> ir.Module:
     return module
 
 
-def _write_common(build: ir.IRBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+def _build_common_case(build: ir.IRBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return y and k with exp(x) = y 2^k, 1/sqrt(2) <= y <= sqrt(2), and their product where it is a normal number."""
-    shifted = _multiply_add(build, x, _doubles(1 / _LOG_2), _doubles(_ROUND))
-    k = build.fsub(shifted, _doubles(_ROUND))
+    shifted = _multiply_add(build, x, _splat_double(1 / _LOG_2), _splat_double(_ROUND))
+    k = build.fsub(shifted, _splat_double(_ROUND))
     # x - k log(2) = r + rest; the first difference is exact.
-    longer = _multiply_add(build, k, _doubles(-_LOG_2), x)
-    r = _multiply_add(build, k, _doubles(-_REST_OF_LOG_2), longer)
-    rest = _multiply_add(build, k, _doubles(-_REST_OF_LOG_2), build.fsub(longer, r))
+    longer = _multiply_add(build, k, _splat_double(-_LOG_2), x)
+    r = _multiply_add(build, k, _splat_double(-_REST_OF_LOG_2), longer)
+    rest = _multiply_add(build, k, _splat_double(-_REST_OF_LOG_2), build.fsub(longer, r))
     series = reduce(
-        lambda total, n: _multiply_add(build, total, r, _doubles(1 / factorial(n))),
+        lambda total, n: _multiply_add(build, total, r, _splat_double(1 / factorial(n))),
         range(_DEGREE - 1, 1, -1),
-        _doubles(1 / factorial(_DEGREE)),
+        _splat_double(1 / factorial(_DEGREE)),
     )
     # exp(r + rest) = 1 + r + (r^2 series + rest); what the rounding of 1 + r loses is added to the small summand.
     small = _multiply_add(build, build.fmul(r, r), series, rest)
-    large = build.fadd(_doubles(1.0), r)
-    lost = build.fadd(build.fsub(_doubles(1.0), large), r)
+    large = build.fadd(_splat_double(1.0), r)
+    lost = build.fadd(build.fsub(_splat_double(1.0), large), r)
     y = build.fadd(large, build.fadd(lost, small))
     bits = build.add(build.bitcast(y, _INTEGERS), _shift_to_exponent(build, build.bitcast(shifted, _INTEGERS)))
     return y, k, build.bitcast(bits, _DOUBLES)
 
 
-def _write_rare(build: ir.IRBuilder, x: ir.Value, y: ir.Value, k: ir.Value, common_result: ir.Value) -> ir.Value:
+def _build_rare_case(build: ir.IRBuilder, x: ir.Value, y: ir.Value, k: ir.Value, common_result: ir.Value) -> ir.Value:
     """Return the exponentials of any numbers; denormal ones without arithmetic on these, which is slow.
 
     A denormal number is a multiple of 2^-1074, and the multiple is its bits: the last bits of 2^52 + y 2^(k + 1074).
     """
-    bounded = build.select(build.fcmp_ordered("<", k, _doubles(-1022.0)), k, _doubles(-1022.0))
-    bounded = build.select(build.fcmp_ordered(">", bounded, _doubles(-1080.0)), bounded, _doubles(-1080.0))
-    biased = build.fadd(bounded, _doubles(_ROUND + 1074 + 1023))
+    bounded = build.select(build.fcmp_ordered("<", k, _splat_double(-1022.0)), k, _splat_double(-1022.0))
+    bounded = build.select(build.fcmp_ordered(">", bounded, _splat_double(-1080.0)), bounded, _splat_double(-1080.0))
+    biased = build.fadd(bounded, _splat_double(_ROUND + 1074 + 1023))
     scale = build.bitcast(_shift_to_exponent(build, build.bitcast(biased, _INTEGERS)), _DOUBLES)
-    multiple = build.bitcast(_multiply_add(build, y, scale, _doubles(2.0**52)), _INTEGERS)
-    denormal = build.bitcast(build.sub(multiple, build.bitcast(_doubles(2.0**52), _INTEGERS)), _DOUBLES)
-    result = build.select(build.fcmp_ordered("<", x, _doubles(_SMALLEST_NORMAL)), denormal, common_result)
-    result = build.select(build.fcmp_ordered("<=", x, _doubles(_LARGEST_ZERO)), _doubles(0.0), result)
-    result = build.select(build.fcmp_ordered(">", x, _doubles(_LARGEST_FINITE)), _doubles(inf), result)
+    multiple = build.bitcast(_multiply_add(build, y, scale, _splat_double(2.0**52)), _INTEGERS)
+    denormal = build.bitcast(build.sub(multiple, build.bitcast(_splat_double(2.0**52), _INTEGERS)), _DOUBLES)
+    result = build.select(build.fcmp_ordered("<", x, _splat_double(_SMALLEST_NORMAL)), denormal, common_result)
+    result = build.select(build.fcmp_ordered("<=", x, _splat_double(_LARGEST_ZERO)), _splat_double(0.0), result)
+    result = build.select(build.fcmp_ordered(">", x, _splat_double(_LARGEST_FINITE)), _splat_double(inf), result)
     return build.select(build.fcmp_unordered("uno", x, x), x, result)
 
 
@@ -170,5 +171,5 @@ def _shift_to_exponent(build: ir.IRBuilder, integers: ir.Value) -> ir.Value:
     return build.shl(integers, ir.Constant(_INTEGERS, [52] * _LANES))
 
 
-def _doubles(value: float) -> ir.Constant:
+def _splat_double(value: float) -> ir.Constant:
     return ir.Constant(_DOUBLES, [value] * _LANES)

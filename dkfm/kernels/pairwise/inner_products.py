@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, Rows, Sparse, csr_rows
-from dkfm.kernels.pairwise.block_functions import Evaluator
+from dkfm.core.rows import Array, Rows, Sparse, build_csr_rows
+from dkfm.kernels.pairwise.block_operations import Evaluator
 
 _ROWS_BY_SPARSE = 64
 """Sparse rows multiplied by sparse ones at a time: their sparse product may store an index with every value."""
@@ -35,14 +35,14 @@ def prepare_inner_products(Y: Rows) -> Evaluator:
         )
     used, columns = np.unique(Y.indices, return_inverse=True)
     # Any, because the overload of @ that mypy picks for two sparse arrays differs from run to run.
-    right: Any = _for_sums(csr_rows(Y.data, columns, Y.indptr, max(1, len(used)))).T.tocsr()
+    right: Any = _convert_to_sum_precision(build_csr_rows(Y.data, columns, Y.indptr, max(1, len(used)))).T.tocsr()
 
     def multiply(X: Rows, out: Array | None = None, /) -> Array:
         if isinstance(X, np.ndarray):
             return _multiply_sparse_by_dense(Y, X).T
         values = np.empty((X.shape[0], Y.shape[0]), np.result_type(X.dtype, Y.dtype))
         for part in row_slices(X.shape[0], _ROWS_BY_SPARSE):
-            values[part] = (_for_sums(_select_columns(X[part], used)) @ right).toarray()
+            values[part] = (_convert_to_sum_precision(_select_columns(X[part], used)) @ right).toarray()
         return values
 
     return multiply
@@ -54,11 +54,11 @@ def _multiply_sparse_by_dense(X: Sparse, Y: Array) -> Array:
     for columns in row_slices(len(Y), _DENSE_ROWS):
         right = np.ascontiguousarray(Y[columns].T)
         for part in row_slices(X.shape[0], _ROWS_BY_DENSE):
-            block[part, columns] = _for_sums(X[part]) @ right
+            block[part, columns] = _convert_to_sum_precision(X[part]) @ right
     return block
 
 
-def _for_sums(X: Sparse) -> Sparse:
+def _convert_to_sum_precision(X: Sparse) -> Sparse:
     """Return CSR rows in the precision in which their products are added up."""
     is_long = np.diff(X.indptr).max(initial=0) > _MAX_FLOAT32_TERMS
     return X.astype(np.float64) if is_long and X.dtype == np.float32 else X
@@ -69,4 +69,4 @@ def _select_columns(X: Sparse, used: npt.NDArray[np.integer]) -> Sparse:
     columns = np.minimum(np.searchsorted(used, X.indices), max(0, len(used) - 1))
     selected = used[columns] == X.indices if len(used) else np.zeros(len(columns), np.bool_)
     ends = np.concatenate([[0], np.cumsum(selected)])[X.indptr]
-    return csr_rows(X.data[selected], columns[selected], ends, max(1, len(used)))
+    return build_csr_rows(X.data[selected], columns[selected], ends, max(1, len(used)))

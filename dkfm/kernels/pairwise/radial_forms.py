@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dkfm.core.rows import Array, Rows
-from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
+from dkfm.kernels.pairwise.block_operations import Evaluator, map_rows
 from dkfm.kernels.pairwise.squared_distances import Effects, MapValues, prepare_negative_squared_distances
 
 
@@ -20,37 +20,39 @@ class RadialForm:
     ----------
     scale : float
         Divisor of the columns.
-    near : float
+    relative_near_threshold : float
         Least share of the squared norms below which squared distances are recomputed from differences.
     map_values : callable
         Function from minus squared distances, which it may overwrite, to kernel values.
     supports_float32 : bool
         Whether it may be computed from float32 distances.
-    effects : tuple of (callable, float)
+    sensitivity_maps : tuple of (callable, float)
         Kernels that decide which errors of distances matter, and the factor of their minus squared distances.
     """
 
     scale: float
-    near: float
+    relative_near_threshold: float
     map_values: MapValues
     supports_float32: bool
-    effects: Effects
+    sensitivity_maps: Effects
 
     def prepare(self, landmarks: Rows, dtype: np.dtype[np.floating] | None = None) -> Evaluator:
         """Return a function from rows Z (n, d) to the kernel values of all pairs with the landmarks (m, d).
 
         `dtype` is the precision of the values, by default that of the rows.
         """
-        distances = prepare_negative_squared_distances(landmarks, self.scale, self.near, self.effects, dtype)
+        distances = prepare_negative_squared_distances(
+            landmarks, self.scale, self.relative_near_threshold, self.sensitivity_maps, dtype
+        )
         return lambda Z, out=None, /: map_rows(distances(Z, out), self.map_values)
 
-    def tighten(self, share: float) -> RadialForm:
+    def limit_error_share(self, share: float) -> RadialForm:
         """Return the form that allows only this share of the error of a kernel value."""
-        effects = tuple((_divide_effect(effect, share), factor) for effect, factor in self.effects)
-        return replace(self, effects=effects)
+        effects = tuple((_scale_sensitivity_map(effect, share), factor) for effect, factor in self.sensitivity_maps)
+        return replace(self, sensitivity_maps=effects)
 
 
-def _divide_effect(effect: MapValues, share: float) -> MapValues:
+def _scale_sensitivity_map(effect: MapValues, share: float) -> MapValues:
     """Return a kernel divided by a number, so that errors above this share of the limit count."""
     return lambda negative_squares: effect(negative_squares) / share
 
@@ -58,7 +60,7 @@ def _divide_effect(effect: MapValues, share: float) -> MapValues:
 def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> RadialForm:
     """Return the form of kernels combined by an elementwise operation; its scale is the least of theirs."""
     if operation is np.multiply:  # the errors of factors add up
-        forms = [form.tighten(1 / len(forms)) for form in forms]
+        forms = [form.limit_error_share(1 / len(forms)) for form in forms]
     scale = min(form.scale for form in forms)
     factors = [(scale / form.scale) ** 2 for form in forms]
 
@@ -70,8 +72,10 @@ def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> Ra
         assert total is not None  # noqa: S101  # there are at least two forms; the type checker cannot know
         return total
 
-    near = max(form.near for form in forms)
+    near = max(form.relative_near_threshold for form in forms)
     effects = tuple(
-        (effect, inner * factor) for form, factor in zip(forms, factors, strict=True) for effect, inner in form.effects
+        (effect, inner * factor)
+        for form, factor in zip(forms, factors, strict=True)
+        for effect, inner in form.sensitivity_maps
     )
     return RadialForm(scale, near, map_values, all(form.supports_float32 for form in forms), effects)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
 from dkfm.core.scratch_buffers import ThreadBuffer
-from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock, recompute_in_float64
+from dkfm.kernels.pairwise.block_operations import Evaluator, PreparedBlock, recompute_rows_in_float64
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
 FLOAT32_LIMIT = 1e-5
@@ -156,7 +156,9 @@ class _Products:
         """
         landmark_norms = self.landmark_squared_norms
         largest_sums = z_squared_norms + landmark_norms.max()
-        limits = [self._square_limits(block.dtype, largest_sums, effect) for effect in range(len(self.effects))]
+        limits = [
+            self._find_squared_cutoffs_by_row(block.dtype, largest_sums, effect) for effect in range(len(self.effects))
+        ]
         square_limits = np.max(limits, axis=0)
         reaches = np.maximum(self.near * largest_sums, square_limits)
         # One pass finds the rows that have any near landmark.
@@ -184,9 +186,9 @@ class _Products:
 
     def _recompute_rows(self, block: Array, Z: Rows, numbers: npt.NDArray[np.intp]) -> None:
         if len(numbers):
-            recompute_in_float64(block, Z, numbers, self.float64_evaluator)
+            recompute_rows_in_float64(block, Z, numbers, self.float64_evaluator)
 
-    def _square_limits(self, dtype: np.dtype[np.floating], largest_sums: Array, effect: int) -> Array:
+    def _find_squared_cutoffs_by_row(self, dtype: np.dtype[np.floating], largest_sums: Array, effect: int) -> Array:
         """Return, for each row (n,), the squared distance up to which errors change a kernel; infinity means all.
 
         `largest_sums` holds the largest sum of the squared norms of the row and of a landmark, and `effect` is the
@@ -200,14 +202,14 @@ class _Products:
         if single:
             limits[~matter] = np.inf
         matter &= errors > 0
-        if matter.any() and self._find_reach(float(_exponent(errors[matter].max())), dtype, effect) > 0:
-            exponents = _exponent(errors, where=matter)
+        if matter.any() and self._find_squared_cutoff(float(_ceil_log2(errors[matter].max())), dtype, effect) > 0:
+            exponents = _ceil_log2(errors, where=matter)
             for exponent in np.unique(exponents[matter]):
-                reach = self._find_reach(float(exponent), dtype, effect)
+                reach = self._find_squared_cutoff(float(exponent), dtype, effect)
                 limits[matter & (exponents == exponent)] = reach / factor
         return limits
 
-    def _find_reach(self, exponent: float, dtype: np.dtype[np.floating], effect: int) -> float:
+    def _find_squared_cutoff(self, exponent: float, dtype: np.dtype[np.floating], effect: int) -> float:
         """Return the largest computed squared distance at which an error of ``2^exponent`` changes a kernel's value."""
         key = exponent, dtype, effect
         if key not in self._reaches:  # threads may compute it twice
@@ -227,7 +229,8 @@ class _Products:
         width = (
             Z.shape[1]
             if dense
-            else _max_values_per_row(Z, z_indices) + _max_values_per_row(self.landmarks, landmark_indices)
+            else _count_longest_row_float64s(Z, z_indices)
+            + _count_longest_row_float64s(self.landmarks, landmark_indices)
         )
         for part in row_slices(len(z_indices), max(1, _VALUES_AT_ONCE // width)):
             difference = as_float64(Z[z_indices[part]]) - self.landmarks[landmark_indices[part]]
@@ -235,12 +238,12 @@ class _Products:
         return squares
 
 
-def _exponent(errors: Array, where: npt.NDArray[np.bool_] | bool = True) -> Array:
+def _ceil_log2(errors: Array, where: npt.NDArray[np.bool_] | bool = True) -> Array:
     """Return the exponents of the powers of 2 just above some errors; 0 elsewhere."""
     return np.ceil(np.log2(errors, where=where, out=np.zeros(np.shape(errors))))
 
 
-def _max_values_per_row(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
+def _count_longest_row_float64s(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
     """Return the memory of the longest of some CSR rows, in dense float64 values."""
     return 2 * int(np.diff(X.indptr)[row_indices].max(initial=0)) + 1  # type: ignore[union-attr]  # the caller has checked that X is CSR
 

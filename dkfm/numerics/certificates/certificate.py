@@ -83,7 +83,7 @@ class Certificate:
         if not self.error <= bound:
             raise CertificateError(f"The model measures {self} on these points, and its rank explains {bound:.1e}.")
 
-    def require_own_scale_error_at_most(self, bound: float) -> None:
+    def require_relative_error_at_most(self, bound: float) -> None:
         """Raise a CertificateError if `relative_error` exceeds the error bound of the map."""
         if not self.relative_error <= bound:
             raise CertificateError(f"The model measures {self} on these points, and its error bound is {bound:.1e}.")
@@ -160,17 +160,17 @@ def certify_map(
     points = X if kernel_rows is None else kernel_rows
     features, found, expected, left, right = _compute_both_blocks(scorer, X, points, Z, mean)
     if mean is None:
-        measured = compare_blocks(found, expected, left, right)
+        measured = certify_block(found, expected, left, right)
     else:  # centring rounds to the digits of the mean, which may be far longer than a row
         size = float(np.square(scorer.apply_weights("features", mean[np.newaxis]).astype(np.float64)).sum())
-        error = compare_blocks(found, expected, left, right, size).error
+        error = certify_block(found, expected, left, right, size).error
         head = replace(scorer.model.head("features"), offset=None)
         uncentred = replace(scorer, model=replace(scorer.model, heads={"features": head}))
         features, found, *_ = _compute_both_blocks(uncentred, X, points, Z, None)
-        measured = replace(compare_blocks(found, expected, left, right), error=error)
+        measured = replace(certify_block(found, expected, left, right), error=error)
     if diagonal is None:
         return measured
-    return measured.combine(_certify_combinations(scorer, features, left, tiles, diagonal))
+    return measured.combine(_certify_random_combinations(scorer, features, left, tiles, diagonal))
 
 
 def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
@@ -205,7 +205,7 @@ def _uncentred_features(score: Scorer, X: Rows, mean: Array | None) -> Array:
     return uncentred
 
 
-def _certify_combinations(
+def _certify_random_combinations(
     score: Scorer, features: Array, lengths: Array, tiles: Iterable[Rows], diagonal: Array
 ) -> Certificate:
     """Compare the products of landmarks' features (s, r) with those of two random combinations of all landmarks."""
@@ -215,7 +215,7 @@ def _certify_combinations(
     combined *= longest
     found = features @ score.apply_weights("features", combined).astype(np.float64).T
     expected = combined[:, sample_evenly(len(diagonal))].T
-    return compare_blocks(found, expected, lengths, np.full(len(combined), longest))
+    return certify_block(found, expected, lengths, np.full(len(combined), longest))
 
 
 def sample_evenly(n: int) -> npt.NDArray[np.intp]:
@@ -223,7 +223,7 @@ def sample_evenly(n: int) -> npt.NDArray[np.intp]:
     return np.linspace(0, n - 1, min(n, MAX_SAMPLED_ROWS)).astype(np.intp)
 
 
-def compare_blocks(
+def certify_block(
     found: Array, expected: Array, left_lengths: Array, right_lengths: Array, size: float = 0.0
 ) -> Certificate:
     """Return the certificate of a block (s, m), with the lengths ``sqrt k(x, x)`` of its rows and of its columns.

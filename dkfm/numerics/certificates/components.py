@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.rows import Array, Rows, are_all_equal
-from dkfm.numerics.certificates.certificate import MAX_SAMPLED_ROWS, Certificate, compare_blocks, sample_evenly
+from dkfm.core.rows import Array, Rows, has_only_equal_rows
+from dkfm.numerics.certificates.certificate import MAX_SAMPLED_ROWS, Certificate, certify_block, sample_evenly
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
@@ -22,16 +22,16 @@ class ScoreProducts:
 
     combinations: Array
     """Combinations of the q components. Shape (q, p)."""
-    constant: float
+    constant_column_value: float
     """The constant; 0 if the components are not centred."""
 
-    def sum_over(self, score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
+    def sum_tile_products(self, score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
         """Return the sum of the products (p + 1, p + 1) of rows, of which `weights` (n,) are those of all tiles."""
         sampled, size = _make_combination_scorer(score, self.combinations), self.combinations.shape[1] + 1
         products, start = np.zeros((size, size)), 0
         for tile in tiles:
             S = sampled("scores", tile).astype(np.float64)
-            S = np.pad(S, ((0, 0), (0, 1)), constant_values=self.constant)
+            S = np.pad(S, ((0, 0), (0, 1)), constant_values=self.constant_column_value)
             products += (weights[start : start + len(S)] * S.T) @ S
             start += len(S)
         return products
@@ -68,7 +68,7 @@ def certify_components(
     """
     if not score.model.kernel.is_precomputed:
         tiles = list(tiles)  # rows in memory; those of a float32 model may be equal only as landmarks
-        if len(tiles) == 1 and are_all_equal(tiles[0]):
+        if len(tiles) == 1 and has_only_equal_rows(tiles[0]):
             return Certificate(0.0, 0.0, 0)
     weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
     hidden = _certify_centring_rounding(score, eigenvalues, float(weights.sum()))
@@ -79,7 +79,7 @@ def certify_components(
         rows = tiles
 
         def sum_products(products: ScoreProducts, weights: Array) -> Array:
-            return products.sum_over(score, rows, weights)
+            return products.sum_tile_products(score, rows, weights)
 
     centered = score.model.head("scores").offset is not None
     constant = float(np.sqrt(eigenvalues[0] / weights.sum())) if centered else 0.0
@@ -87,7 +87,7 @@ def certify_components(
     expected[-1, -1] = eigenvalues[0] if centered else 0.0
     products = sum_products(ScoreProducts(C, constant), weights)
     sizes = np.sqrt(expected.diagonal())
-    return compare_blocks(products, expected, sizes, sizes).combine(hidden)
+    return certify_block(products, expected, sizes, sizes).combine(hidden)
 
 
 def certify_principal_axes(
@@ -123,10 +123,10 @@ def certify_principal_axes(
         products += left[start : start + len(S)].T @ S
         start += len(S)
     expected, unit = np.vstack([(sizes > 0)[:, np.newaxis] * C, offset @ C]), np.sqrt(eigenvalues[0] * total_weight)
-    column_sizes = np.append(sizes, sizes[0])[_sampled_component_indices(len(sizes))]
+    column_sizes = np.append(sizes, sizes[0])[_choose_combination_indices(len(sizes))]
     error = (products - expected) * np.append(sizes, 0.0)[:, np.newaxis] * column_sizes
     error[-1] = np.where(column_sizes > 0, (products - expected)[-1] * unit, 0.0)
-    return compare_blocks(error, np.zeros_like(error), np.append(sizes, sizes[0]), column_sizes).combine(hidden)
+    return certify_block(error, np.zeros_like(error), np.append(sizes, sizes[0]), column_sizes).combine(hidden)
 
 
 def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
@@ -148,7 +148,7 @@ def _choose_combinations(eigenvalues: Array) -> Array:
 
     In the sum each component counts, with a random sign, in proportion to the size of its scores.
     """
-    columns = _sampled_component_indices(len(eigenvalues))
+    columns = _choose_combination_indices(len(eigenvalues))
     C: Array = (np.arange(len(eigenvalues))[:, np.newaxis] == columns).astype(np.float64)
     if len(eigenvalues) > MAX_SAMPLED_ROWS:
         signs = np.random.default_rng(0).choice([-1.0, 1.0], len(eigenvalues))
@@ -156,7 +156,7 @@ def _choose_combinations(eigenvalues: Array) -> Array:
     return C
 
 
-def _sampled_component_indices(q: int) -> npt.NDArray[np.intp]:
+def _choose_combination_indices(q: int) -> npt.NDArray[np.intp]:
     """Return at most 512 indices of q components; if q is more, also q, which stands for the sum of all components."""
     return sample_evenly(q) if q <= MAX_SAMPLED_ROWS else np.append(sample_evenly(q), q)
 

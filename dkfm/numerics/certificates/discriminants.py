@@ -7,7 +7,7 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows
 from dkfm.numerics import links
-from dkfm.numerics.certificates.certificate import Certificate, compare_blocks
+from dkfm.numerics.certificates.certificate import Certificate, certify_block
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
@@ -33,7 +33,7 @@ def certify_discriminants(
     ridge : float
         Ridge ``lambda`` of the discriminants.
     """
-    head, (products, class_means), start = _without_link(score, name), expected, 0
+    head, (products, class_means), start = _get_head_without_link(score, name), expected, 0
     offset, p = _get_offset_or_zeros(head), head.n_columns
     if not p:
         return Certificate(0.0, 0.0, 0)
@@ -50,9 +50,9 @@ def certify_discriminants(
     means = sums / sizes[:, np.newaxis]
     within = (second - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
     lengths = np.sqrt(np.square(class_means).max(axis=0) + products.diagonal())
-    found = compare_blocks(within + ridge * squares, products, lengths, lengths)
+    found = certify_block(within + ridge * squares, products, lengths, lengths)
     unit = float(lengths.max())
-    return found.combine(compare_blocks(unit * means, unit * class_means, np.full(len(sizes), unit), lengths))
+    return found.combine(certify_block(unit * means, unit * class_means, np.full(len(sizes), unit), lengths))
 
 
 def certify_direction_products(
@@ -81,7 +81,7 @@ def certify_direction_products(
     max_squared_length : float
         Largest squared length of a direction of variance 1; ``eps m'Km`` times it is an error of that variance.
     """
-    head, start = _without_link(score, name), 0
+    head, start = _get_head_without_link(score, name), 0
     offset, p = _get_offset_or_zeros(head), head.n_columns
     if not p:
         return Certificate(0.0, 0.0, 0)
@@ -97,11 +97,11 @@ def certify_direction_products(
     lengths = np.sqrt(products.diagonal() + of_mean**2)
     unit = float(lengths.max())
     found[-1] *= unit
-    measured = compare_blocks(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit), lengths)
+    measured = certify_block(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit), lengths)
     return measured.combine(Certificate(hidden, hidden, 0))
 
 
-def _without_link(score: Scorer, name: str) -> Head:
+def _get_head_without_link(score: Scorer, name: str) -> Head:
     return replace(score.model.head(name), link=links.IDENTITY)
 
 

@@ -11,7 +11,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
 from dkfm.kernels.transformed import Warped
 from dkfm.numerics.map_error_bounds import MIN_KERNEL_ROUNDING
-from dkfm.numerics.roots import EPS, nonzero_lengths, row_lengths
+from dkfm.numerics.roots import EPS, replace_zero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
 
 _JUMP = 1e-4
@@ -45,16 +45,16 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     if kernel.is_precomputed:
         return MIN_KERNEL_ROUNDING
     diagonal, has_code = kernel.evaluate_diagonal(rows), not is_code_free(kernel)
-    evaluate, lengths = kernel.make_evaluator(rows), nonzero_lengths(row_lengths(diagonal))
-    mapped_otherwise = _change_maps(kernel)
+    evaluate, lengths = kernel.make_evaluator(rows), replace_zero_lengths(row_lengths(diagonal))
+    mapped_otherwise = _perturb_warp_maps(kernel)
     maps_differ = isinstance(rows, np.ndarray) and mapped_otherwise is not kernel
-    extreme = find_extreme_rows(rows, diagonal)
+    extreme = find_rounding_probe_rows(rows, diagonal)
     some = rows[np.union1d(extreme, np.arange(0, len(diagonal), max(1, len(diagonal) // _CHANGED_ROWS)))]
     largest = MIN_KERNEL_ROUNDING
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
         for z in (some, _make_points_between_rows(rows, extreme)):
             try:
-                own, values = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(z))), evaluate(z)
+                own, values = replace_zero_lengths(row_lengths(kernel.evaluate_diagonal(z))), evaluate(z)
                 blocks = [evaluate(_change_last_bits(z)) - values] if z is some or not has_code else []
                 blocks += [mapped_otherwise.make_evaluator(rows)(z) - values] if maps_differ else []
             except DkfmError:
@@ -62,23 +62,23 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
                     raise
                 continue  # a function of the user's may refuse such numbers: codes that are no integers, for instance
             for errors in blocks:
-                _scale_in_place(errors, own, lengths)
+                _make_errors_relative_in_place(errors, own, lengths)
                 if has_code:
                     errors[errors > _JUMP] = 0.0  # a function of equal or unequal numbers, for instance
                 largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
     return largest
 
 
-def _change_maps(kernel: Kernel) -> Kernel:
+def _perturb_warp_maps(kernel: Kernel) -> Kernel:
     """Return a kernel with the last bits of mapped rows changed, or the kernel itself if it maps no rows."""
     changes: dict[str, object] = {}
     names: list[str] = [field.name for field in fields(kernel)] if is_dataclass(kernel) else []
     for name in names:
         value = getattr(kernel, name)
-        if isinstance(value, Kernel) and (inner := _change_maps(value)) is not value:
+        if isinstance(value, Kernel) and (inner := _perturb_warp_maps(value)) is not value:
             changes[name] = inner
         elif isinstance(value, tuple) and all(isinstance(part, Kernel) for part in value):
-            parts = tuple(map(_change_maps, value))
+            parts = tuple(map(_perturb_warp_maps, value))
             changes |= {name: parts} if any(a is not b for a, b in zip(parts, value, strict=True)) else {}
     if isinstance(kernel, Warped):
         h = kernel.h
@@ -86,7 +86,7 @@ def _change_maps(kernel: Kernel) -> Kernel:
     return replace(kernel, **changes) if changes else kernel  # type: ignore[type-var]  # a dataclass
 
 
-def find_extreme_rows(rows: Rows, diagonal: Array) -> npt.NDArray[np.intp]:
+def find_rounding_probe_rows(rows: Rows, diagonal: Array) -> npt.NDArray[np.intp]:
     """Return the numbers of the rows that round most: those with the largest and smallest numbers and k(x, x).
 
     `diagonal` (n,) are the k(x, x) of the rows (n, d). An even sample would miss a few rows that are far from all
@@ -137,18 +137,18 @@ def measure_in_float32(cast_scorer: Scorer, scorer: Scorer, rows: Rows, lengths:
         return _MIN_FLOAT32_ROUNDING
     diagonal, largest = kernel.evaluate_diagonal(rows), _MIN_FLOAT32_ROUNDING
     code_free = is_code_free(kernel)
-    points = [rows, _make_points_between_rows(rows, find_extreme_rows(rows, diagonal))] if code_free else [rows]
+    points = [rows, _make_points_between_rows(rows, find_rounding_probe_rows(rows, diagonal))] if code_free else [rows]
     with np.errstate(over="ignore", invalid="ignore"):  # values that float32 cannot hold raise elsewhere
         for z in points:
             changed = _change_last_bits(z, _EPS32 / 3)  # which float32 rounds by a third of a bit or more
             try:
-                own = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(changed)))
+                own = replace_zero_lengths(row_lengths(kernel.evaluate_diagonal(changed)))
                 errors = scorer.kernel_values(changed) - cast_scorer.kernel_values(changed).astype(np.float64)
             except DkfmError:
                 if code_free:
                     raise
                 continue  # as in float64
-            _scale_in_place(errors, own, nonzero_lengths(lengths))
+            _make_errors_relative_in_place(errors, own, replace_zero_lengths(lengths))
             largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
     return largest
 
@@ -160,7 +160,7 @@ def _change_last_bits(rows: Rows, eps: float = EPS) -> Rows:
     return changed
 
 
-def _scale_in_place(errors: Array, left: Array, right: Array) -> None:
+def _make_errors_relative_in_place(errors: Array, left: Array, right: Array) -> None:
     """Replace errors (n, m) by their magnitudes over the lengths of both rows."""
     np.abs(errors, out=errors)
     errors /= left[:, np.newaxis]

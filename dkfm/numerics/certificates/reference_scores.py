@@ -54,14 +54,14 @@ def compute_scores_and_tolerances(model: Model, name: str, Z: Rows) -> tuple[Arr
     output = links.link_by_name(head.link)(product, lambda: diagonal)
     values = np.where(links.find_valid_rows(output)[:, np.newaxis], output, np.nan).astype(np.float64)
     if not links.needs_diagonal(head.link):
-        return values, propagate_error(head.link, product, error, eps)
+        return values, propagate_error_through_link(head.link, product, error, eps)
     # The error of a square is twice the value times its error, and the square of the error, and rounding.
     squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
     squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
     return values, squares[:, np.newaxis]
 
 
-def propagate_error(link: str, product: Array, error: Array, eps: float) -> Array:
+def propagate_error_through_link(link: str, product: Array, error: Array, eps: float) -> Array:
     """Bound the errors of a link's output (n, width), given bounds of those of its input (n, q).
 
     Parameters

@@ -44,13 +44,16 @@ def certify_ridge(
         rows = slice(start, start + len(found))
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite counts as an infinite error
             errors = np.abs(found - fitted[rows])
-        shares = (_largest_share(errors, np.broadcast_to(scales, errors.shape)), _largest_share(errors, bounds[rows]))
+        shares = (
+            _compute_max_relative_error(errors, np.broadcast_to(scales, errors.shape)),
+            _compute_max_relative_error(errors, bounds[rows]),
+        )
         worst = worst.combine(Certificate(*shares, errors.size))
         start = rows.stop
     return worst
 
 
-def _largest_share(errors: Array, scales: Array) -> float:
+def _compute_max_relative_error(errors: Array, scales: Array) -> float:
     """Return the largest error relative to its scale; 0 where both are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(errors == 0, 0.0, errors / scales)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from dkfm.core.rows import Array
-from dkfm.kernels.pairwise.block_functions import mirror_lower
+from dkfm.kernels.pairwise.block_operations import mirror_lower
 
 _MIN_ROWS_PER_EIGENVECTOR = 6
 """With fewer rows for each requested eigenvector, all eigenpairs take hardly longer."""
@@ -40,7 +40,7 @@ def eigh_in_place(K: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-def leading_eigh_in_place(K: Array, q: int) -> tuple[Array, Array]:
+def eigh_leading_vectors_in_place(K: Array, q: int) -> tuple[Array, Array]:
     """Compute all eigenvalues of a symmetric matrix, and the eigenvectors of the q largest, from its lower triangle.
 
     Parameters
@@ -72,7 +72,7 @@ def leading_eigh_in_place(K: Array, q: int) -> tuple[Array, Array]:
     diagonal = K.diagonal().copy()
     reduced, d, e, tau, _ = lapack.dsytrd(K, lower=1, lwork=_WORK_COLUMNS * n, overwrite_a=1)
     values = eigh_tridiagonal(d, e, eigvals_only=True, lapack_driver="sterf", check_finite=False)
-    vectors = _apply_reflectors(reduced, tau, _largest_of_tridiagonal(d, e, q))
+    vectors = _apply_reflectors(reduced, tau, _find_tridiagonal_eigenvectors(d, e, q))
     Q = qr(vectors, mode="economic", overwrite_a=True, check_finite=False)[0]
     np.fill_diagonal(reduced, diagonal)
     ritz_values, rotation = eigh_in_place(np.asfortranarray(Q.T @ blas.dsymm(1.0, reduced, Q, lower=0)))
@@ -84,7 +84,7 @@ _WORK_COLUMNS = 64
 """Columns of LAPACK's workspace, which are its largest block."""
 
 
-def _largest_of_tridiagonal(d: Array, e: Array, q: int) -> Array:
+def _find_tridiagonal_eigenvectors(d: Array, e: Array, q: int) -> Array:
     """Return the eigenvectors (n, q) of the q largest eigenvalues of a symmetric tridiagonal matrix."""
     from scipy.linalg import eigh_tridiagonal
 

@@ -70,7 +70,7 @@ class EigenPairs:
     """``|A v - value v|`` of each pair. Shape (q,)."""
     lowest_ritz_value: float
     """Smallest Ritz value of all convergence tests: an upper bound of the smallest eigenvalue."""
-    products: int
+    n_products: int
     """Number of blocks that were multiplied."""
     converged: bool
     """Whether all q residuals are small enough."""
@@ -86,7 +86,7 @@ class LanczosState:
     """Projection of the matrix on the basis. Shape (c, c)."""
     block: Array
     """Block that is multiplied next, orthogonal to the basis. Shape (n, p)."""
-    products: int
+    n_products: int
     """Number of products so far."""
     next_test: int
     """Number of products before the next convergence test."""
@@ -160,7 +160,7 @@ class _KrylovSpace:
         A state of `max_products` or more is past the end of this iteration.
         """
         state = log.load(self.basis)
-        if state is None or state.products >= max_products:
+        if state is None or state.n_products >= max_products:
             state = self.make_state(np.linalg.qr(start)[0])
         self.count = len(state.projected)
         self.projected[: self.count, : self.count] = state.projected
@@ -264,7 +264,7 @@ def largest_eigenpairs(
     space = _KrylovSpace(n, capacity)
     state = space.resume(step_log, start, max_products)
     block, next_test, lowest, logged = state.block, state.next_test, state.lowest, space.count
-    done = state.products
+    done = state.n_products
     del state  # the block is freed when the next one is there
     for products in range(done + 1, max_products + 1):
         if products > done + 1 or not done:

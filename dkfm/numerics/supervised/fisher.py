@@ -15,9 +15,9 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.eigensolvers.dense import eigh_in_place
-from dkfm.numerics.kernel_components import Weighting, center_gram_in_place
+from dkfm.numerics.kernel_components import Weighting, center_and_weigh_gram_in_place
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import EPS, ROUNDING_SHARE, check_psd, choose_signs
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs, find_psd_cutoff
 
 Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
@@ -42,15 +42,15 @@ class Classes:
     """Class of each row, 0 to C - 1. Shape (N,)."""
     weights: Array
     """Weight w of each row. Shape (N,)."""
-    count: int
+    n_columns: int
     """Number of classes C."""
     priors: Array | None = None
-    """Prior probabilities that the user gave; None means `class_shares`, see `class_probabilities`. Shape (C,)."""
+    """Prior probabilities that the user gave; None means `class_weight_shares`, see `effective_priors`. Shape (C,)."""
 
     @cached_property
-    def sizes(self) -> Array:
+    def class_weight_sums(self) -> Array:
         """Sum of the weights of each class, (C,)."""
-        sizes: Array = np.bincount(self.codes, self.weights, self.count).astype(np.float64)
+        sizes: Array = np.bincount(self.codes, self.weights, self.n_columns).astype(np.float64)
         return sizes
 
     @cached_property
@@ -59,25 +59,25 @@ class Classes:
         return float(self.weights.sum())
 
     @property
-    def class_shares(self) -> Array:
+    def class_weight_shares(self) -> Array:
         """Share of each class in the weights, (C,)."""
-        return self.sizes / self.total
+        return self.class_weight_sums / self.total
 
     @property
-    def class_probabilities(self) -> Array:
+    def effective_priors(self) -> Array:
         """Prior probabilities of the classes, or their shares if none are given, (C,)."""
-        return self.class_shares if self.priors is None else self.priors
+        return self.class_weight_shares if self.priors is None else self.priors
 
     def weighted_columns(self) -> Array:
         """Return an array (N, C) with the weight of each row in the column of its class, and 0 elsewhere."""
-        indicators = np.zeros((len(self.codes), self.count))
+        indicators = np.zeros((len(self.codes), self.n_columns))
         indicators[np.arange(len(self.codes)), self.codes] = self.weights
         return indicators
 
-    def weighted_centred_indicators(self) -> Array:
+    def sqrt_weighted_centred_indicators(self) -> Array:
         """Return the weighted, centred class indicators ``D^(1/2) (Y - 1 shares')``, (N, C)."""
         roots = np.sqrt(self.weights)[:, np.newaxis]
-        return self.weighted_columns() / roots - roots * self.class_shares
+        return self.weighted_columns() / roots - roots * self.class_weight_shares
 
     def subset(self, row_indices: Indices | slice) -> "Classes":
         """Return the classes of some rows."""
@@ -138,17 +138,17 @@ def solve_discriminants(
     scores ``a sqrt(ratio)`` of the class means. No nearly equal numbers are subtracted, and no root of K is needed.
     Hastie, Buja and Tibshirani, "Penalized discriminant analysis" (1995), for the regression.
     """
-    weighting, Y = Weighting(classes.weights), classes.weighted_centred_indicators()
-    means = center_gram_in_place(K, weighting)
+    weighting, Y = Weighting(classes.weights), classes.sqrt_weighted_centred_indicators()
+    means = center_and_weigh_gram_in_place(K, weighting)
     ridge = rounding = 0.0
     if not by_eigenvalues:
         ridge, rounding = (
-            _compute_ridge(K, Y, classes, shrinkage),
+            _compute_gram_ridge(K, Y, classes, shrinkage),
             estimate_rounding(float(np.trace(K)), means, weighting),
         )
         by_eigenvalues = by_eigenvalues is None and rounding > _MAX_ROUNDING * ridge
     if by_eigenvalues:
-        return solve_from_eigenvectors(decompose(K, Y, on_indefinite, means, weighting), classes, shrinkage)
+        return solve_from_eigenvectors(decompose_centred(K, Y, on_indefinite, means, weighting), classes, shrinkage)
     C = _solve_by_cholesky(K, Y, ridge, rounding)
     return make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
 
@@ -157,13 +157,14 @@ def solve_from_eigenvectors(spectral: "SpectralGram", classes: Classes, shrinkag
     """Find the discriminants of a decomposed Gram matrix; see `solve_discriminants`."""
     ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
     residual = spectral.indicator_residual_products(ridge)
-    return make_discriminants(spectral.combination(ridge), residual, spectral.means, classes, ridge)
+    coefficients = spectral.solve_ridge_coefficients(ridge)
+    return make_discriminants(coefficients, residual, spectral.gram_row_means, classes, ridge)
 
 
 def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
     """Return the discriminants from ``C = R Y`` (N, C), ``ridge Y'RY`` (C, C) and the ridge ``N lambda``."""
     directions = solve_directions(residual / classes.total, classes)
-    b = Weighting(classes.weights).apply_centring_transpose(C @ directions.combinations)
+    b = Weighting(classes.weights).apply_weighted_centring_adjoint(C @ directions.combinations)
     return Discriminants(b, means @ b, directions.between_class_variances, directions.means, ridge / classes.total)
 
 
@@ -187,7 +188,7 @@ def solve_discriminants_of_map(
     """
     from scipy.linalg import cho_factor, cho_solve
 
-    means, shares = class_sums / classes.sizes[:, np.newaxis], classes.class_shares
+    means, shares = class_sums / classes.class_weight_sums[:, np.newaxis], classes.class_weight_shares
     mean = shares @ means
     centred = means - mean
     within = np.asfortranarray(second_moment / classes.total)
@@ -206,16 +207,17 @@ def solve_discriminants_of_map(
     ratios, A = ratios[kept], g[:, kept] / roots[:, np.newaxis]
     if len(ratios) and 1 / (1 + ratios[0]) <= _MIN_WITHIN:
         raise _make_singular_error(1 / (1 + float(ratios[0])))
-    directions = _rotate_to_priors(A * shares[:, np.newaxis] / np.sqrt(ratios), A * np.sqrt(ratios), ratios, classes)
+    combinations = A * shares[:, np.newaxis] / np.sqrt(ratios)
+    directions = _diagonalize_prior_scatter(combinations, A * np.sqrt(ratios), ratios, classes)
     U = V @ directions.combinations
     return Discriminants(W @ U, mean @ U, directions.between_class_variances, directions.means, ridge, U.T @ U)
 
 
 def make_discriminant_heads(found: Discriminants, classes: Classes, n_components: int | None) -> dict[str, Head]:
     """Return the heads of discriminants: "scores" has the first `n_components`, and the decisions use all."""
-    offset, (T, constants) = found.offset, decision_functions(found.means, classes.class_probabilities)
+    offset, (T, constants) = found.offset, decision_functions(found.means, classes.effective_priors)
     decision = Head(found.weights @ T, offset @ T + constants)
-    probability_link = links.SIGMOID if classes.count == 2 else links.SOFTMAX
+    probability_link = links.SIGMOID if classes.n_columns == 2 else links.SOFTMAX
     return {
         "scores": Head(found.weights, offset[:n_components], n_leading_columns=n_components),
         "decision_function": decision,
@@ -261,7 +263,7 @@ class SpectralGram:
     """Coordinates of Y in the eigenvectors, ``vectors' Y``. Shape (r, C)."""
     unexplained_cross_products: Array
     """Y'Y of the part of Y that is orthogonal to the eigenvectors. Shape (C, C)."""
-    means: Array
+    gram_row_means: Array
     """Means of the rows of the Gram matrix. Shape (N,)."""
 
     @property
@@ -271,7 +273,7 @@ class SpectralGram:
 
     def within_class_scatter_trace(self, classes: Classes) -> float:
         """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
-        between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.sizes
+        between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.class_weight_sums
         return within_class_scatter_trace(float(self.values.sum()), between)
 
     def solve_coordinates(self, ridge: float) -> Array:
@@ -279,7 +281,7 @@ class SpectralGram:
         scaled: Array = self.coordinates / (self.values + ridge)[:, np.newaxis]
         return scaled
 
-    def combination(self, ridge: float) -> Array:
+    def solve_ridge_coefficients(self, ridge: float) -> Array:
         """Return ``R Y`` (N, C), without the part that is orthogonal to the eigenvectors."""
         return self.vectors @ self.solve_coordinates(ridge)
 
@@ -291,16 +293,16 @@ class SpectralGram:
 def decompose_gram(K: Array, classes: Classes, on_indefinite: str) -> SpectralGram:
     """Centre and decompose a Gram matrix, which is overwritten; only the lower triangle is read."""
     weighting = Weighting(classes.weights)
-    means = center_gram_in_place(K, weighting)
-    return decompose(K, classes.weighted_centred_indicators(), on_indefinite, means, weighting)
+    means = center_and_weigh_gram_in_place(K, weighting)
+    return decompose_centred(K, classes.sqrt_weighted_centred_indicators(), on_indefinite, means, weighting)
 
 
-def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
+def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
     """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K give the scale of rounding."""
     values, vectors = eigh_in_place(G)
     lowest, highest = float(values[0]), float(values[-1])
     scale = max(highest, weighting.total * abs(float(means @ weighting.shares)))
-    clipped = check_psd(lowest, highest, scale, len(G), on_indefinite, _MATRIX)
+    clipped = find_psd_cutoff(lowest, highest, scale, len(G), on_indefinite, _MATRIX)
     rounding = 16 * EPS * scale / float(np.sqrt(len(values)))
     cut = max(4 * EPS * highest, rounding, clipped or 2 * abs(min(lowest, 0.0)))
     first = len(values) - int((values > cut).sum())
@@ -310,9 +312,9 @@ def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: W
     return SpectralGram(values[first:], vectors, coordinates, rest.T @ rest, means)
 
 
-def _compute_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
+def _compute_gram_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
     """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
-    between = np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes
+    between = np.einsum("ij,ij->j", Y, G @ Y) / classes.class_weight_sums
     return shrinkage * within_class_scatter_trace(float(np.trace(G)), between) / classes.total
 
 
@@ -359,14 +361,14 @@ class _Directions:
 
 def solve_directions(residual_cross_products: Array, classes: Classes) -> _Directions:
     """Return the directions from the residual products E (C, C), as combinations of the columns of ``R Y``."""
-    roots = np.sqrt(classes.class_shares)
+    roots = np.sqrt(classes.class_weight_shares)
     theta, g = _eigh_orthogonal_to(roots, residual_cross_products / np.outer(roots, roots))
     if theta[0] <= _MIN_WITHIN:
         raise _make_singular_error(float(theta[0]))
     kept = 1 - theta > _MIN_BETWEEN
     theta, A = theta[kept], g[:, kept] / roots[:, np.newaxis]
     ratios = (1 - theta) / theta
-    return _rotate_to_priors(A / np.sqrt(theta * (1 - theta)), A * np.sqrt(ratios), ratios, classes)
+    return _diagonalize_prior_scatter(A / np.sqrt(theta * (1 - theta)), A * np.sqrt(ratios), ratios, classes)
 
 
 def _eigh_orthogonal_to(v: Array, M: Array) -> tuple[Array, Array]:
@@ -378,7 +380,7 @@ def _eigh_orthogonal_to(v: Array, M: Array) -> tuple[Array, Array]:
     return values, Q @ vectors
 
 
-def _rotate_to_priors(combinations: Array, means: Array, ratios: Array, classes: Classes) -> _Directions:
+def _diagonalize_prior_scatter(combinations: Array, means: Array, ratios: Array, classes: Classes) -> _Directions:
     """Rotate directions to those of the priors; fix signs by the class means, which are the same in every basis."""
     if classes.priors is not None and len(ratios):
         from scipy.linalg import eigh

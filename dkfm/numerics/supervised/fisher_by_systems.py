@@ -41,18 +41,18 @@ def solve_discriminants_by_systems(
     Let u be the unit vector along ``D^(1/2) 1``, and ``P = 1 - u u'``. The centred matrix is ``G = P (A - ridge) P``.
     For Y orthogonal to u, ``(G + ridge)^(-1) Y = A^(-1) Y - A^(-1) u (u'A^(-1) Y) / (u'A^(-1) u)``.
     """
-    weighting, Y = Weighting(classes.weights), classes.weighted_centred_indicators()
+    weighting, Y = Weighting(classes.weights), classes.sqrt_weighted_centred_indicators()
     product = multiply(np.column_stack([weighting.roots[:, np.newaxis] * Y, weighting.shares]))
     means = product[:, -1]
     trace = float(classes.weights @ diagonal) - classes.total * float(means @ weighting.shares)
-    between = np.einsum("ij,ij->j", Y, weighting.apply_centring(product[:, :-1])) / classes.sizes
+    between = np.einsum("ij,ij->j", Y, weighting.apply_weighted_centring(product[:, :-1])) / classes.class_weight_sums
     ridge = shrinkage * fisher.within_class_scatter_trace(trace, between) / classes.total
     fisher.require_ridge_above_rounding(ridge, fisher.estimate_rounding(trace, means, weighting), trace)
-    rounding = EPS * max(trace, weighting.sum_of_mean(means))
+    rounding = EPS * max(trace, weighting.compute_trace_of_mean(means))
     if rounding > _MAX_ROUNDING * ridge:
         raise InvalidInputError(
             f"A ridge of {ridge:.1e} is hardly above rounding beside the square of the mean of the features, "
-            f"{weighting.sum_of_mean(means):.1e}; centre the columns of X, raise shrinkage, or use "
+            f"{weighting.compute_trace_of_mean(means):.1e}; centre the columns of X, raise shrinkage, or use "
             'solver="dense", which centres first.'
         )
     u = weighting.roots / np.sqrt(classes.total)

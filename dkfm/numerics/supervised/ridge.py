@@ -13,9 +13,9 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError, NotSupportedError
-from dkfm.kernels.pairwise.block_functions import mirror_lower
+from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics.eigensolvers.dense import eigh_in_place
-from dkfm.numerics.roots import EPS, check_psd
+from dkfm.numerics.roots import EPS, find_psd_cutoff
 
 _MAX_FACTORS = 16
 """Largest number of Cholesky factors, one for each penalty, that take less time than an eigendecomposition."""
@@ -42,13 +42,13 @@ class Targets:
         return roots
 
     @property
-    def scales(self) -> Array:
+    def max_abs_values(self) -> Array:
         """Largest absolute value of each target, (q,)."""
         scales: Array = np.abs(self.values).max(axis=0)
         return scales
 
     @property
-    def count(self) -> int:
+    def n_columns(self) -> int:
         """Number of targets q."""
         return int(self.values.shape[1])
 
@@ -60,7 +60,7 @@ class Targets:
         """Return the targets of some rows."""
         return Targets(self.values[row_indices], self.weights[row_indices])
 
-    def scale_gram_in_place(self, K: Array) -> None:
+    def weigh_gram_in_place(self, K: Array) -> None:
         """Multiply a Gram matrix (N, N) by the square roots of the weights of its rows and columns."""
         if (self.weights != 1).any():
             roots = self.roots
@@ -77,9 +77,9 @@ class RidgeSolution:
     """Penalty of each target. Shape (q,)."""
     coefficients: Array
     """Coefficients c of the training rows. Shape (N, q)."""
-    fitted: Array
+    fitted_values: Array
     """Predictions of the training rows. Shape (N, q)."""
-    scales: Array
+    max_abs_targets: Array
     """Largest absolute value of each target. Shape (q,)."""
     left_out: Array | None = None
     """Prediction of each training row by the regression on all others; None if it was not asked for. Shape (N, q)."""
@@ -89,9 +89,13 @@ class RidgeSolution:
 
     @property
     def norms(self) -> Array:
-        """Norm ``sqrt(c'Kc)`` of each regression function, (q,), with what rounding may have taken from it."""
-        squares = np.einsum("ij,ij->j", self.coefficients, self.fitted)
-        rounding = 4 * EPS * np.einsum("ij,ij->j", np.abs(self.coefficients), np.abs(self.fitted) + self.scales)
+        """Norm ``sqrt(c'Kc)`` of each regression function, (q,), plus the largest rounding error that it may have."""
+        squares = np.einsum("ij,ij->j", self.coefficients, self.fitted_values)
+        rounding = (
+            4
+            * EPS
+            * np.einsum("ij,ij->j", np.abs(self.coefficients), np.abs(self.fitted_values) + self.max_abs_targets)
+        )
         norms: Array = np.sqrt(np.maximum(squares, 0.0) + rounding)
         return norms
 
@@ -127,7 +131,7 @@ def solve_ridge(
     DkfmWarning
         Beside such a penalty, eigenvalues were left out: the solution is that of least squares and least norm.
     """
-    targets.scale_gram_in_place(K)
+    targets.weigh_gram_in_place(K)
     lowest, rounding = float(alphas.min()), estimate_rounding(K.diagonal())
     if leave_one_out and lowest <= rounding:
         raise InvalidInputError(
@@ -153,7 +157,7 @@ def solve_ridge_path(
     InvalidInputError
         A penalty is nothing beside rounding.
     """
-    targets.scale_gram_in_place(K)
+    targets.weigh_gram_in_place(K)
     lowest, rounding = float(path.min()), estimate_rounding(K.diagonal())
     if lowest <= rounding:
         raise InvalidInputError(
@@ -161,11 +165,11 @@ def solve_ridge_path(
         )
     decomposed = _Decomposed.from_gram(K, targets, on_indefinite, lowest)
     inverse_diagonals = decomposed.inverse_diagonals(path)
-    errors = np.array([decomposed.leave_out_errors(*pair) for pair in zip(path, inverse_diagonals.T, strict=True)])
+    errors = np.array([decomposed.compute_left_out_mse(*pair) for pair in zip(path, inverse_diagonals.T, strict=True)])
     if not per_target:
         errors = errors.mean(axis=1, keepdims=True)
     best = np.where(errors <= errors.min(axis=0) * (1 + 1e-12), path[:, np.newaxis], 0.0).max(axis=0)
-    solution = decomposed.solve(np.broadcast_to(best, (targets.count,)).copy(), leave_one_out=True)
+    solution = decomposed.solve(np.broadcast_to(best, (targets.n_columns,)).copy(), leave_one_out=True)
     return replace(solution, path_errors=errors)
 
 
@@ -237,7 +241,7 @@ def solve_each_penalty(targets: Targets, alphas: Array, solve: Solve) -> RidgeSo
             part = Targets(targets.values[:, columns], targets.weights)
             left_out[:, columns] = predict_left_out(part, solved[:, columns], inverse_diagonal[:, np.newaxis])
     fitted = targets.values - alphas * solved / targets.roots
-    return RidgeSolution(alphas, targets.roots * solved, fitted, targets.scales, left_out)
+    return RidgeSolution(alphas, targets.roots * solved, fitted, targets.max_abs_values, left_out)
 
 
 def _solve_by_factors(K: Array, targets: Targets, alphas: Array, leave_one_out: bool) -> RidgeSolution:
@@ -296,7 +300,7 @@ class _Decomposed:
     """``vectors' S y``. Shape (N, q)."""
     first_kept: int
     """Number of the first eigenvalue that takes part in predictions: those below are rounding, or dropped."""
-    has_negative_part: bool
+    is_clipped: bool
 
     @classmethod
     def from_gram(cls, K: Array, targets: Targets, on_indefinite: str, alpha: float) -> "_Decomposed":
@@ -306,7 +310,7 @@ class _Decomposed:
         lowest, highest = float(values[0]), float(values[-1])
         clipped = 0.0
         if on_indefinite == "clip" or lowest <= -alpha:
-            clipped = check_psd(lowest, highest, highest, len(values), on_indefinite, _MATRIX)
+            clipped = find_psd_cutoff(lowest, highest, highest, len(values), on_indefinite, _MATRIX)
         is_above_rounding = alpha > rounding and not clipped
         cut = -np.inf if is_above_rounding else max(4 * EPS * highest, clipped or 2 * abs(min(lowest, 0.0)))
         first = int((values <= cut).sum())
@@ -325,11 +329,11 @@ class _Decomposed:
         fitted = kept @ (self.values[first:, np.newaxis] * factors * coordinates) / targets.roots
         left_out = None
         if leave_one_out:
-            self._require_whole()
+            self._require_unclipped()
             unique, columns = np.unique(alphas, return_inverse=True)
             inverse_diagonals = self.inverse_diagonals(unique)[:, columns]
             left_out = predict_left_out(targets, coefficients / targets.roots, inverse_diagonals)
-        return RidgeSolution(alphas, coefficients, fitted, targets.scales, left_out)
+        return RidgeSolution(alphas, coefficients, fitted, targets.max_abs_values, left_out)
 
     def inverse_diagonals(self, alphas: Array) -> Array:
         """Return the diagonals (N, m) of ``A^(-1)`` for m penalties."""
@@ -338,16 +342,16 @@ class _Decomposed:
             np.matmul(np.square(self.vectors[rows]), factors, out=diagonals[rows])
         return diagonals
 
-    def leave_out_errors(self, alpha: float, inverse_diagonal: Array) -> Array:
+    def compute_left_out_mse(self, alpha: float, inverse_diagonal: Array) -> Array:
         """Return the weighted mean squared errors (q,) of the predictions of left-out rows."""
-        self._require_whole()
+        self._require_unclipped()
         scaled = self.vectors @ (self.coordinates / (self.values[:, np.newaxis] + alpha))
         errors = scaled / inverse_diagonal[:, np.newaxis]  # times the square roots of the weights
         means: Array = np.square(errors).sum(axis=0) / self.targets.weights.sum()
         return means
 
-    def _require_whole(self) -> None:
-        if self.has_negative_part:
+    def _require_unclipped(self) -> None:
+        if self.is_clipped:
             raise NotSupportedError(
                 "Without the negative part of the Gram matrix of all rows there is no closed form of the predictions "
                 "of left-out rows; choose another kernel."

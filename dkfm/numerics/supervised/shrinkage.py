@@ -18,7 +18,7 @@ from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.pairwise.block_functions import mirror_lower
+from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics.kernel_components import Weighting
 from dkfm.numerics.supervised import fisher
 from dkfm.numerics.supervised.fisher import Classes, Codes, Indices, SpectralGram
@@ -99,17 +99,17 @@ class _Fold(Protocol):
     """Left-out rows, and a ridge regression of the class indicators Y of the others."""
 
     @property
-    def training(self) -> Classes:
+    def training_classes(self) -> Classes:
         """Classes of the rows that are trained on."""
 
     @property
-    def test(self) -> Classes:
+    def test_classes(self) -> Classes:
         """Classes of the left-out rows."""
 
     def within_class_scatter_trace(self) -> float:
         """Return the trace of the scatter within the classes, N tr(S_w), of the rows that are trained on."""
 
-    def predict(self, ridge: float) -> tuple[Array, Array]:
+    def predict_indicators(self, ridge: float) -> tuple[Array, Array]:
         """Return the predictions (m, C) of the left-out rows, and ``ridge Y'RY`` (C, C) of the others."""
 
 
@@ -132,15 +132,15 @@ def _weigh_correct_in_folds(folds: Iterator[_Fold], threads: int) -> Array:
 
 def _correct_weight(fold: _Fold, spread: float, shrinkage: float) -> float:
     """Return the weight of the left-out rows of a fold that a shrinkage predicts right; 0 if it is too small for it."""
-    training, test = fold.training, fold.test
+    training, test = fold.training_classes, fold.test_classes
     try:
-        predictions, residual = fold.predict(shrinkage * spread / training.total)
+        predictions, residual = fold.predict_indicators(shrinkage * spread / training.total)
         directions = fisher.solve_directions(residual / training.total, training)
     except (InvalidInputError, LinAlgError):
         return 0.0
-    T, constants = fisher.decision_functions(directions.means, training.class_probabilities)
+    T, constants = fisher.decision_functions(directions.means, training.effective_priors)
     decisions = predictions @ directions.combinations @ T - constants
-    codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0
+    codes = decisions.argmax(axis=1) if training.n_columns > 2 else decisions[:, 0] > 0
     return float(test.weights[codes == test.codes].sum())
 
 
@@ -159,7 +159,7 @@ class _Regression:
     """Orthonormal vectors; the last r are the eigenvectors of these eigenvalues. Shape (N, N - 1)."""
     coordinates: Array
     """Coordinates of the centred indicators, the sums of the classes. Shape (N - 1, C)."""
-    squared_lengths: Array
+    weighted_squared_distances: Array
     """Weight of each row times its squared distance from the mean of all rows. Shape (N,)."""
 
     @classmethod
@@ -175,7 +175,7 @@ class _Regression:
         values = spectral.values[max(0, len(spectral.values) - basis.shape[1]) :]
         eigenvectors = basis[:, basis.shape[1] - len(values) :]
         lengths = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, values)
-        coordinates = basis.T @ classes.weighted_centred_indicators()
+        coordinates = basis.T @ classes.sqrt_weighted_centred_indicators()
         return cls(classes, values, basis, coordinates, lengths)
 
 
@@ -190,29 +190,35 @@ class _LeftOutRows:
     def __init__(self, regression: _Regression, test: Indices) -> None:
         classes = regression.classes
         self._regression = regression
-        self.training = classes.subset(np.delete(np.arange(len(classes.codes)), test))
-        self.test = classes.subset(test)
+        self.training_classes = classes.subset(np.delete(np.arange(len(classes.codes)), test))
+        self.test_classes = classes.subset(test)
         self._basis = regression.basis[test]
         self._first = self._basis.shape[1] - len(regression.values)
         self._vectors, null_vectors = self._basis[:, self._first :], self._basis[:, : self._first]
         self._null_products = null_vectors @ null_vectors.T
-        self._squared_lengths = float(np.delete(regression.squared_lengths, test).sum())
+        self._squared_lengths = float(np.delete(regression.weighted_squared_distances, test).sum())
 
     @cached_property
     def _training_sum(self) -> Array:
         """Sum of the training rows, in the eigenvectors, (r,); that of all rows is 0."""
-        total: Array = -(np.sqrt(self.test.weights) @ self._vectors)
+        total: Array = -(np.sqrt(self.test_classes.weights) @ self._vectors)
         return total
 
     def within_class_scatter_trace(self) -> float:
-        values, training = self._regression.values, self.training
-        left_out = self._vectors.T @ (self.test.weighted_columns() / np.sqrt(self.test.weights)[:, np.newaxis])
+        values, training = self._regression.values, self.training_classes
+        left_out = self._vectors.T @ (
+            self.test_classes.weighted_columns() / np.sqrt(self.test_classes.weights)[:, np.newaxis]
+        )
         sums = self._regression.coordinates[self._first :] - left_out
         total = self._squared_lengths - float(values @ self._training_sum**2) / training.total
-        between = values @ (sums - np.outer(self._training_sum, training.class_shares)) ** 2 / training.sizes
+        between = (
+            values
+            @ (sums - np.outer(self._training_sum, training.class_weight_shares)) ** 2
+            / training.class_weight_sums
+        )
         return fisher.within_class_scatter_trace(total, between)
 
-    def predict(self, ridge: float) -> tuple[Array, Array]:
+    def predict_indicators(self, ridge: float) -> tuple[Array, Array]:
         values, coordinates = self._regression.values, self._regression.coordinates
         # Share of each coordinate that the residuals keep.
         kept = np.concatenate([np.ones(self._first), ridge / (values + ridge)])[:, np.newaxis]
@@ -224,16 +230,16 @@ class _LeftOutRows:
         errors = cho_solve(factor, self._basis @ (kept * coordinates), overwrite_b=True, check_finite=False)
         corrected = coordinates - self._basis.T @ errors
         fitted = (values / (values + ridge))[:, np.newaxis] * corrected[self._first :]
-        rows = self._vectors @ fitted / np.sqrt(self.test.weights)[:, np.newaxis]
-        return rows - self._training_sum @ fitted / self.training.total, (kept * corrected).T @ corrected
+        rows = self._vectors @ fitted / np.sqrt(self.test_classes.weights)[:, np.newaxis]
+        return rows - self._training_sum @ fitted / self.training_classes.total, (kept * corrected).T @ corrected
 
 
 @dataclass(frozen=True, eq=False)
 class _DecomposedFold:
     """A fold whose training rows have a decomposition of their own."""
 
-    training: Classes
-    test: Classes
+    training_classes: Classes
+    test_classes: Classes
     spectral: SpectralGram
     test_coordinates: Array
     """Inner products of the left-out rows with the eigenvectors. Shape (m, r)."""
@@ -243,19 +249,19 @@ class _DecomposedFold:
         train = np.delete(np.arange(len(K)), test)
         training = classes.subset(train)
         spectral = fisher.decompose_gram(np.array(K[np.ix_(train, train)], order="F"), training, on_indefinite)
-        V = Weighting(training.weights).apply_centring_transpose(spectral.vectors)
-        return cls(training, classes.subset(test), spectral, K[np.ix_(test, train)] @ V - spectral.means @ V)
+        V = Weighting(training.weights).apply_weighted_centring_adjoint(spectral.vectors)
+        return cls(training, classes.subset(test), spectral, K[np.ix_(test, train)] @ V - spectral.gram_row_means @ V)
 
     def within_class_scatter_trace(self) -> float:
-        return self.spectral.within_class_scatter_trace(self.training)
+        return self.spectral.within_class_scatter_trace(self.training_classes)
 
-    def predict(self, ridge: float) -> tuple[Array, Array]:
+    def predict_indicators(self, ridge: float) -> tuple[Array, Array]:
         solved = self.test_coordinates @ self.spectral.solve_coordinates(ridge)
         return solved, self.spectral.indicator_residual_products(ridge)
 
 
 def _split_rows(classes: Classes) -> list[Indices]:
-    """Return the rows of each fold."""
+    """Return the indices of the left-out rows of each fold."""
     folds = _assign_folds(classes)
     return [np.flatnonzero(folds == fold) for fold in range(folds.max() + 1)]
 
@@ -263,7 +269,7 @@ def _split_rows(classes: Classes) -> list[Indices]:
 def _assign_folds(classes: Classes) -> Codes:
     """Return the fold of each row, (N,); -1 for a row that is alone in its class."""
     folds, start = np.full(len(classes.codes), -1, np.int64), 0
-    for code in range(classes.count):
+    for code in range(classes.n_columns):
         rows = np.flatnonzero(classes.codes == code)
         if len(rows) > 1:
             folds[rows] = (start + np.arange(len(rows))) % _FOLDS

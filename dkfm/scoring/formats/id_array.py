@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.errors import InvalidInputError
-from dkfm.scoring.formats.chunk_writing import READ_BYTES, Chunk, FileSummary
+from dkfm.scoring.formats.chunk_files import READ_BYTES, Chunk, FileSummary
 from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class IdArray:
             checksum = google_crc32c.extend(checksum, stream.read(part.stop - part.start))
         if stream.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
             return None
-        if self.dtype == "string" and not self._has_texts(stream, size - CRC_BYTES):
+        if self.dtype == "string" and not self._has_valid_texts(stream, size - CRC_BYTES):
             return None
         return FileSummary(checksum, size, np.zeros(chunk.rows, np.bool_))
 
@@ -66,10 +66,10 @@ class IdArray:
             return size == 8 * self.chunk_rows + CRC_BYTES
         return size >= _COUNT_BYTES * (1 + self.chunk_rows) + CRC_BYTES
 
-    def _has_texts(self, stream: IO[bytes], stop: int) -> bool:
+    def _has_valid_texts(self, stream: IO[bytes], stop: int) -> bool:
         """Return whether a file has one text for each row before the byte `stop`, and nothing else."""
         stream.seek(0)
-        if stream.read(_COUNT_BYTES) != self.head:
+        if stream.read(_COUNT_BYTES) != self.header:
             return False
         position = _COUNT_BYTES
         for _ in range(self.chunk_rows):
@@ -84,7 +84,7 @@ class IdArray:
         return position == stop
 
     def encode(self, ids: npt.NDArray[np.generic]) -> bytes | memoryview:
-        """Return the bytes of some ids in a chunk, behind its `head`."""
+        """Return the bytes of some ids in a chunk, behind its `header`."""
         if self.dtype == "int64":
             return ids.astype("<i8").tobytes()
         from numcodecs.vlen import VLenUTF8
@@ -92,7 +92,7 @@ class IdArray:
         return memoryview(VLenUTF8().encode(ids))[_COUNT_BYTES:]
 
     @property
-    def head(self) -> bytes:
+    def header(self) -> bytes:
         """First bytes of a chunk: of texts, how many there are."""
         return self.chunk_rows.to_bytes(_COUNT_BYTES, "little") if self.dtype == "string" else b""
 
@@ -101,7 +101,7 @@ class IdArray:
         if self.dtype == "int64":
             return np.frombuffer(data, "<i8") if len(data) == 8 * self.chunk_rows else None
         # Each text takes the bytes of its length at least, so that no more are made than the file has room for.
-        if not self.may_have_size(len(data) + CRC_BYTES) or data[:_COUNT_BYTES] != self.head:
+        if not self.may_have_size(len(data) + CRC_BYTES) or data[:_COUNT_BYTES] != self.header:
             return None
         from numcodecs.vlen import VLenUTF8
 
@@ -140,7 +140,7 @@ def propose_parquet(target: object) -> str:
     return f"write {str(target).removesuffix('.zarr')}.parquet"
 
 
-def convert_ids(ids: "pa.Array", array: IdArray) -> "tuple[pa.Array, tuple[int, str] | None]":
+def try_convert_ids(ids: "pa.Array", array: IdArray) -> "tuple[pa.Array, tuple[int, str] | None]":
     """Convert ids to the data type of an array; return them, and the first row that it does not keep, with the reason.
 
     Returns

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import choose_row_group_rows
 from dkfm.errors import MissingExtraError
 from dkfm.numerics import links
-from dkfm.scoring.formats.chunk_writing import (
+from dkfm.scoring.formats.chunk_files import (
     Chunk,
     ChunkFile,
     FileSummary,
@@ -20,7 +20,7 @@ from dkfm.scoring.formats.chunk_writing import (
     Piece,
     ReadBackWriter,
     compute_checksum_and_size,
-    invalid_rows,
+    compute_invalid_mask,
 )
 from dkfm.storage.output_files import OutputLocation
 
@@ -125,10 +125,10 @@ class ParquetChunks:
             for name in columns.names:
                 if rows.column(name).type != pa.from_numpy_dtype(np.dtype(columns.dtype)):
                     raise ValueError(f"The column {name} is not one of scores.")
-                invalid |= invalid_rows(fill_nulls(rows.column(name))[:, np.newaxis])
+                invalid |= compute_invalid_mask(to_numpy_filling_nulls(rows.column(name))[:, np.newaxis])
         return invalid
 
-    def trailer_bytes(self, crc32c: int) -> bytes:
+    def encode_trailer(self, crc32c: int) -> bytes:
         """Return the last bytes of every Parquet file."""
         return b"PAR1"
 
@@ -143,7 +143,7 @@ class ParquetChunks:
         return pa.schema(fields, metadata={b"dkfm": _chunk_metadata(chunk)})
 
 
-def fill_nulls(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[np.generic]:
+def to_numpy_filling_nulls(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[np.generic]:
     """Return a column of scores (n,) with NaN in place of nulls, or -1 where it holds codes of classes."""
     import pyarrow as pa
 
@@ -196,7 +196,7 @@ class _ParquetChunkFile:
             return
         rows, self._collected = self._collected, 0
         ids, self._ids = [pa.chunked_array(self._ids)] if self._ids else [], []
-        masks = [invalid_rows(values[:, :rows].T) for values in self._values]
+        masks = [compute_invalid_mask(values[:, :rows].T) for values in self._values]
         self._invalid.append(np.logical_or.reduce(masks))
         columns = [
             pa.array(column[:rows], mask=mask if mask.any() else None)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.scoring.formats.chunk_writing import (
+from dkfm.scoring.formats.chunk_files import (
     READ_BYTES,
     Chunk,
     ChunkFile,
@@ -19,7 +19,7 @@ from dkfm.scoring.formats.chunk_writing import (
     OutputColumns,
     Piece,
     ReadBackWriter,
-    invalid_rows,
+    compute_invalid_mask,
 )
 from dkfm.scoring.formats.id_array import IdArray
 from dkfm.storage import zarr_store
@@ -78,7 +78,7 @@ class ZarrChunks:
             if len(raw) != (part.stop - part.start) * row:
                 return None
             checksum = google_crc32c.extend(checksum, raw)
-            invalid[part] = invalid_rows(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
+            invalid[part] = compute_invalid_mask(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
         if stream.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
             return None
         return FileSummary(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
@@ -92,7 +92,7 @@ class ZarrChunks:
             return None
         with opened:
             raw = opened.read(size + 1)
-        if len(raw) != size or raw[-CRC_BYTES:] != self.trailer_bytes(crc32c):
+        if len(raw) != size or raw[-CRC_BYTES:] != self.encode_trailer(crc32c):
             return None
         data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
         if google_crc32c.value(data) != crc32c:
@@ -112,12 +112,12 @@ class ZarrChunks:
         with opened:
             raw = opened.read(max(0, size) + 1)
         data, trailer = raw[:-CRC_BYTES], raw[-CRC_BYTES:]
-        if len(raw) != size or trailer != self.trailer_bytes(crc32c) or google_crc32c.value(data) != crc32c:
+        if len(raw) != size or trailer != self.encode_trailer(crc32c) or google_crc32c.value(data) != crc32c:
             return None
         ids = self.ids.decode(data)
         return None if ids is None else ids[: chunk.rows]
 
-    def trailer_bytes(self, crc32c: int) -> bytes:
+    def encode_trailer(self, crc32c: int) -> bytes:
         """Return the last bytes of a file, which are the checksum."""
         return crc32c.to_bytes(CRC_BYTES, "little")
 
@@ -167,10 +167,10 @@ class _ScoreChunkFile(_ZarrChunkFile):
         if values.dtype != self._dtype or values.shape[1:] != (self._width,):
             raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.name}.")
         self._write(values)
-        self._invalid.append(invalid_rows(values))
+        self._invalid.append(compute_invalid_mask(values))
 
     def _write(self, values: npt.NDArray[np.generic]) -> None:
-        self._file.write(zarr_store.view_bytes(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
+        self._file.write(zarr_store.view_as_uint8(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
 
     def _pad(self, rows: int) -> None:
         fill = zarr_store.fill_value(self._dtype.name)
@@ -184,7 +184,7 @@ class _IdChunkFile(_ZarrChunkFile):
     def __init__(self, array: IdArray, chunk: Chunk, file: ReadBackWriter) -> None:
         super().__init__(array.chunk_rows, chunk, file)
         self._array = array
-        file.write(array.head)
+        file.write(array.header)
 
     def write_piece(self, piece: Piece) -> None:
         """Write the ids of some rows."""

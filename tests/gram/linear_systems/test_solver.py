@@ -6,10 +6,10 @@ from scipy.sparse import csr_array
 
 from dkfm.errors import BudgetError, ConvergenceError, NotPSDError
 from dkfm.execution import memory
-from dkfm.gram.linear_systems import direct_solver, iterative_solver, solver
-from dkfm.gram.linear_systems.direct_solver import SystemOptions
+from dkfm.gram.linear_systems import iterative_solver, solver, tiled_direct_solver
 from dkfm.gram.linear_systems.iterative_solver import IterativeSolver, count_pivots, preconditioner_bytes
 from dkfm.gram.linear_systems.solver import SystemSolver
+from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions
 from dkfm.kernels import Function, Gaussian
 
 KERNEL = Gaussian(2.0)
@@ -35,13 +35,13 @@ def test_each_method_solves_the_system(system, method, as_rows):
 
 def test_auto_takes_gradients_that_converge_and_a_factor_where_they_do_not(system, monkeypatch):
     X, weights, B, A = system
-    monkeypatch.setattr(iterative_solver, "count_products", lambda *given: 100)
+    monkeypatch.setattr(iterative_solver, "count_affordable_products", lambda *given: 100)
     with monkeypatch.context() as patch:
-        patch.setattr(direct_solver, "solve_system", None)
+        patch.setattr(tiled_direct_solver, "solve_system", None)
         found = SystemSolver(KERNEL, X, weights, "auto", OPTIONS).solve(0.1, B)
         np.testing.assert_allclose(A @ found.values, B, atol=1e-8)
     monkeypatch.setattr(iterative_solver, "count_pivots", lambda n: 1)
-    monkeypatch.setattr(iterative_solver, "count_products", lambda *given: 16)
+    monkeypatch.setattr(iterative_solver, "count_affordable_products", lambda *given: 16)
     hard = SystemSolver(KERNEL, X, weights, "auto", OPTIONS).solve(1e-3, B)
     assert hard.residuals.max() <= 1e-10  # of the factor; gradients stop far above
 
@@ -49,7 +49,9 @@ def test_auto_takes_gradients_that_converge_and_a_factor_where_they_do_not(syste
 @pytest.mark.parametrize("reason", ["few products", "no memory", "inverse"])
 def test_auto_does_not_try_gradients_without_time_or_memory_or_for_an_inverse(system, monkeypatch, reason):
     X, weights, B, A = system
-    monkeypatch.setattr(iterative_solver, "count_products", lambda *given: 15 if reason == "few products" else 1000)
+    monkeypatch.setattr(
+        iterative_solver, "count_affordable_products", lambda *given: 15 if reason == "few products" else 1000
+    )
     monkeypatch.setattr(solver, "IterativeSolver", None)
     if reason == "no memory":
         monkeypatch.setattr(iterative_solver, "preconditioner_bytes", lambda n: 10**15)
@@ -63,7 +65,7 @@ def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
     monkeypatch.setattr(solver, "_MAX_PRODUCTS", 40)
     with pytest.raises(ConvergenceError, match=r"stopped at a residual of .*, above tol = 1e-16"):
         SystemSolver(KERNEL, X, weights, "cg", SystemOptions(tol=1e-16)).solve(1e-6, B)
-    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 1000)
     with pytest.raises(BudgetError, match=r"The preconditioner of N = 300 training rows needs"):
         SystemSolver(KERNEL, X, weights, "cg", OPTIONS).solve(0.1, B)
 

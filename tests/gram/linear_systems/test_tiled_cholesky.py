@@ -30,7 +30,7 @@ def read_factor(store):
     L = np.zeros((store.n, store.n))
     for i in range(store.blocks):
         for j in range(i + 1):
-            with store.open_tile((i, j)) as tile:
+            with store.read_tile_to_buffer((i, j)) as tile:
                 L[store.rows(i), store.rows(j)] = tile
     return L
 
@@ -171,8 +171,8 @@ def test_too_small_a_disk_or_memory_is_refused_with_both_numbers(rng, monkeypatc
         patch.setattr(memory.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**5))
         with pytest.raises(BudgetError, match=r"needs 1 MB .* and 0 MB"):
             factor(Gaussian(1.0), X, 1.0, tile_rows=100)
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**5)
-    monkeypatch.setattr(memory, "free_memory", lambda: 10**5)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**5)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: 10**5)
     with pytest.raises(BudgetError, match="A tile of 100 rows needs"):
         factor(Gaussian(1.0), X, 1.0, tile_rows=100)
 
@@ -213,10 +213,13 @@ def test_a_tile_that_is_lost_or_damaged_later_is_named(rng, tmp_path):
     with open_tiled_factor(Gaussian(1.0), X, 1.0, tile_rows=16, workspace=tmp_path) as store:
         (tile,) = tmp_path.glob("*/factor/c/2/1")
         tile.write_bytes(tile.read_bytes()[:-1] + b"x")
-        with pytest.raises(DamagedStoreError, match=r"Tile \(2, 1\) of .* cannot be read"), store.open_tile((2, 1)):
+        with (
+            pytest.raises(DamagedStoreError, match=r"Tile \(2, 1\) of .* cannot be read"),
+            store.read_tile_to_buffer((2, 1)),
+        ):
             pass
         tile.unlink()
-        with pytest.raises(DamagedStoreError, match=r"Tile \(2, 1\)"), store.open_tile((2, 1)):
+        with pytest.raises(DamagedStoreError, match=r"Tile \(2, 1\)"), store.read_tile_to_buffer((2, 1)):
             pass
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkfm.gram.linear_systems import direct_solver, tiled_solves
-from dkfm.gram.linear_systems.direct_solver import SystemOptions, solve_system
+from dkfm.gram.linear_systems import tiled_direct_solver, tiled_solves
 from dkfm.gram.linear_systems.tiled_cholesky import open_tiled_factor
+from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions, solve_system
 from dkfm.kernels import Gaussian
 from helpers.threads import use_threads
 
@@ -49,7 +49,7 @@ def test_a_solution_is_refined_until_its_residual_is_rounding(rng, weighted, mon
         solves.append(1)
         return real(store, right) * (1 + 1e-6 * rng.normal(size=right.shape))
 
-    monkeypatch.setattr(direct_solver.tiled_solves, "solve", solve_inexactly)
+    monkeypatch.setattr(tiled_direct_solver.tiled_solves, "solve", solve_inexactly)
     found = solve_system(Gaussian(3.0), X, 0.1, weights, B, SystemOptions(tile_rows=100))
     residuals = np.linalg.norm(A @ found.values - B, axis=0) / np.linalg.norm(B, axis=0)
     assert residuals.max() < 1e-12  # unrefined, it is about 1e-4

@@ -34,7 +34,7 @@ def test_values_and_vectors_are_those_of_a_full_decomposition(n, q, rng):
     for name, B in matrices(rng, n):
         A = (B + B.T) / 2
         lower = np.asfortranarray(np.where(np.tri(n, dtype=bool), A, np.nan))  # only the lower triangle is read
-        values, vectors = dense.leading_eigh_in_place(lower, q)
+        values, vectors = dense.eigh_leading_vectors_in_place(lower, q)
         scale = np.abs(A).sum(axis=1).max()
         limit = 16 * EPS * scale * np.sqrt(n)  # of the cluster, whose vectors mix; the others are below a third of it
         np.testing.assert_allclose(values, eigh(A, eigvals_only=True), rtol=0, atol=limit, err_msg=name)
@@ -47,9 +47,9 @@ def test_values_and_vectors_are_those_of_a_full_decomposition(n, q, rng):
 def test_few_vectors_take_the_short_way(rng, monkeypatch):
     monkeypatch.setattr(dense, "_apply_reflectors", lambda *given: pytest.fail("the short way"))
     A = np.asfortranarray(kernels.Gaussian(1.0)(rng.normal(size=(60, 3))))
-    dense.leading_eigh_in_place(A.copy(order="F"), 11)
+    dense.eigh_leading_vectors_in_place(A.copy(order="F"), 11)
     with pytest.raises(pytest.fail.Exception, match="short way"):
-        dense.leading_eigh_in_place(A, 10)
+        dense.eigh_leading_vectors_in_place(A, 10)
 
 
 @pytest.mark.parametrize("fails", ["raises", "is not finite"])
@@ -65,6 +65,6 @@ def test_where_one_driver_fails_the_other_one_is_asked(fails, rng, monkeypatch):
 
     monkeypatch.setattr(linalg, "eigh_tridiagonal", broken)
     A = kernels.Gaussian(1.0)(rng.normal(size=(60, 3)))
-    values, vectors = dense.leading_eigh_in_place(np.asfortranarray(A), 5)
+    values, vectors = dense.eigh_leading_vectors_in_place(np.asfortranarray(A), 5)
     assert asked == ["sterf", "stemr", "stebz"]
     np.testing.assert_allclose(A @ vectors, vectors * values[-5:], atol=1e-13)

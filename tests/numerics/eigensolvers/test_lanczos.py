@@ -80,10 +80,10 @@ def test_products_are_counted_and_end_where_they_are_told_to():
 
     found = lanczos.largest_eigenpairs(multiply, np.random.default_rng(0).normal(size=(400, 10)), 3, max_products=4)
     assert not found.converged
-    assert found.products == len(calls) == 4
+    assert found.n_products == len(calls) == 4
     assert (found.residuals > 0).all()
     residuals = np.linalg.norm(A @ found.vectors - found.vectors * found.values, axis=0)
     np.testing.assert_allclose(found.residuals, residuals, rtol=1e-6)
     sooner = lanczos.largest_eigenpairs(multiply, np.random.default_rng(0).normal(size=(400, 10)), 3, tol=1e-2)
     assert sooner.converged
-    assert sooner.products < largest(A, 3).products
+    assert sooner.n_products < largest(A, 3).n_products

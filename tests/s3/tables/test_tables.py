@@ -68,7 +68,7 @@ def test_float32_at_a_url_is_read_as_it_is_where_it_is_asked_for(place, rows):
     place.replace("x.parquet", parquet_bytes(table(rows.astype(np.float32))))
     source = open_source(f"{place.url}/x.parquet")
     assert source.read(slice(3, 20)).dtype == np.float64
-    assert source.with_float32().read(slice(3, 20)).dtype == np.float32
+    assert source.with_float32_preserved().read(slice(3, 20)).dtype == np.float32
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -78,7 +78,11 @@ def test_sparse_rows_at_a_url_are_those_on_a_disk(compressed, place, matrix, tmp
     local, remote = open_source(tmp_path / "x.npz"), open_source(f"{place.url}/x.npz")
     assert len(pickle.dumps(remote)) < 500
     assert pickle.loads(pickle.dumps(remote)) == remote
-    assert (remote.shape, remote.chunk_rows, remote.mean_values_per_row) == (local.shape, 1, local.mean_values_per_row)
+    assert (remote.shape, remote.chunk_rows, remote.float64s_per_row) == (
+        local.shape,
+        1,
+        local.float64s_per_row,
+    )
     assert (remote.name, remote.locate_row(7)) == (f"{place.url}/x.npz", (f"{place.url}/x.npz", 7))
     for part in PARTS:
         ours, theirs = remote.read(part), local.read(part)

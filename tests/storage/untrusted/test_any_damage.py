@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkfm.storage import zarr_schema
+from dkfm.storage import store_metadata
 from helpers.untrusted import OWN, folder, pipe, require_refused, resealed
 
 
@@ -97,7 +97,7 @@ def test_any_value_in_any_place_of_its_json_gives_a_refusal_or_rows(
     document = json.loads((store / file).read_text())
     trail = data.draw(st.sampled_from(places(document)))
     text = json.dumps(put(document, trail, data.draw(VALUES_OF_JSON)))
-    if name in ("model", "sparse") and file != zarr_schema.MARKER:
+    if name in ("model", "sparse") and file != store_metadata.MARKER:
         resealed(store, lambda root: (root / file).write_text(text))
     else:
         (store / file).write_text(text)
@@ -154,7 +154,7 @@ def test_any_damage_to_any_file_is_told_or_does_not_matter(reader, real, tmp_pat
     checked = name == "crc" and file.name != "zarr.json" and how not in ("delete", "exchange")
     told = kind in ("model", "scores") or checked or (kind == "gram" and how != "exchange")
     require_refused_or(answer, truth.__eq__ if told else lambda _: True)
-    needed = zarr_schema.JOURNAL not in file.parts  # receipts of a job that is finished
+    needed = store_metadata.JOURNAL not in file.parts  # receipts of a job that is finished
     if kind in ("model", "scores") and (how in ("link", "pipe") or (needed and how in ("folder", "delete", "cut"))):
         require_refused(answer)
     shutil.rmtree(store.parent)

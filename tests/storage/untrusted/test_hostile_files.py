@@ -94,7 +94,7 @@ def test_whatever_is_not_a_plain_file_is_refused_at_once(make, name, tmp_path, m
 def test_a_chunk_that_became_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "0")
     with a_hang_is_an_error(), pytest.raises(OSError, match="it is not a plain file"):
-        raw_chunk_reader.read_chunk(np.empty(3), tmp_path / "0", checked=False)
+        raw_chunk_reader.read_chunk_into_array(np.empty(3), tmp_path / "0", checked=False)
 
 
 def test_a_file_is_open_as_any_other(tmp_path):
@@ -121,7 +121,7 @@ def test_a_small_file_takes_little_memory_however_large_it_may_be(tmp_path):
 OTHERS = {
     ("performance_report", "read_text"),  # a page that Dask has just written into our own temporary folder
     ("object_store", "read_bytes"),  # a model in our own temporary folder
-    ("model_transfer", "read_bytes"),
+    ("remote_stores", "read_bytes"),
     ("memory", "read_text"),  # of /proc and /sys
     ("cpus", "read_text"),
     ("machine", "read_text"),
@@ -265,7 +265,7 @@ def test_runs_of_rows_hold_at_most_what_is_planned_for_them(rng):
     pieces = csr.PointerCheck(X.nnz)
     for part in np.array_split(X.indptr, 17):
         pieces.add(part)
-    assert pieces.max_nnz_per_row_window() == source.max_run_nnz
+    assert pieces.max_nnz_per_row_window() == source.max_nnz_per_row_window
 
 
 def test_a_job_is_planned_for_the_heaviest_rows(tmp_path, rng):
@@ -274,11 +274,11 @@ def test_a_job_is_planned_for_the_heaviest_rows(tmp_path, rng):
     heavy[3000:] = 1000
     path = saved(tmp_path / "x.npz", np.ones(1000), np.arange(1000), heavy, (5000, 1000))
     for source in (open_source(path), MemorySource(sp.load_npz(path))):
-        assert source.mean_values_per_row < 5
-        plan = planning.plan_in_memory(model, ["scores"], source)
-        assert plan.piece_rows * source.mean_values_per_row < source.max_size_in_float64s(plan.piece_rows)
+        assert source.float64s_per_row < 5
+        plan = planning.plan_with_model_in_memory(model, ["scores"], source)
+        assert plan.piece_rows * source.float64s_per_row < source.max_size_in_float64s(plan.piece_rows)
         light = MemorySource(sp.csr_array((5000, 1000)))
-        spare = planning.plan_in_memory(model, ["scores"], light, plan.chunk_rows).task_bytes
+        spare = planning.plan_with_model_in_memory(model, ["scores"], light, plan.chunk_rows).task_bytes
         assert plan.task_bytes - spare > 2 * 16 * 1000
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from dkfm.storage import zarr_schema
+from dkfm.storage import store_metadata
 from helpers.reader import SPARE
 from helpers.untrusted import (
     array,
@@ -218,7 +218,7 @@ def test_scores_by_a_name_that_leads_elsewhere_are_refused(reader, sound, name):
 
 def test_a_strangers_unfinished_gram_is_not_written_through_its_links(reader, sound):
     store = sound("gram")
-    (store / zarr_schema.MARKER).unlink()
+    (store / store_metadata.MARKER).unlink()
     moved_out(store / "gram/c/1")
     outside = store.parent / "outside"
     (outside / "0").unlink()

@@ -45,24 +45,24 @@ class Evaluator(Protocol):
         """Return the block; the content of `out` is overwritten."""
 
 
-def recompute_in_float64(block: Array, Z: Rows, numbers: npt.NDArray[np.intp], evaluate: PreparedBlock) -> None:
+def recompute_rows_in_float64(block: Array, Z: Rows, numbers: npt.NDArray[np.intp], evaluate: PreparedBlock) -> None:
     """Overwrite some rows of a block, given by number, with what a function returns for these rows Z in float64."""
     for part in row_slices(len(numbers), _FLOAT64_ROWS_AT_ONCE):
         block[numbers[part]] = evaluate(as_float64(Z[numbers[part]]))
 
 
-def compute_in_float64(evaluate: PreparedBlock, m: int) -> Evaluator:
+def make_float64_evaluator(evaluate: PreparedBlock, m: int) -> Evaluator:
     """Return a function from any rows to the float32 block (n, m) of one that computes in float64, in parts."""
 
     def block(Z: Rows, out: Array | None = None, /) -> Array:
         values: Array = np.empty((Z.shape[0], m), np.float32) if out is None else out
-        recompute_in_float64(values, Z, np.arange(Z.shape[0]), evaluate)
+        recompute_rows_in_float64(values, Z, np.arange(Z.shape[0]), evaluate)
         return values
 
     return block
 
 
-def are_in_float32_range(*diagonals: Array) -> npt.NDArray[np.bool_]:
+def are_products_in_float32_range(*diagonals: Array) -> npt.NDArray[np.bool_]:
     """Return for each row (n,) whether no product of some of its numbers k(x, x) leaves the range; 0 does not."""
     smallest, largest = FLOAT32_RANGE
     with np.errstate(over="ignore"):  # infinity leaves it
@@ -72,7 +72,7 @@ def are_in_float32_range(*diagonals: Array) -> npt.NDArray[np.bool_]:
     return is_in_range
 
 
-def choose_precision(
+def make_mixed_precision_evaluator(
     in_float32: Evaluator,
     prepare_in_float64: Callable[[], PreparedBlock],
     fits_float32: Callable[[Rows], npt.NDArray[np.bool_]],
@@ -96,10 +96,10 @@ def choose_precision(
     def block(Z: Rows, out: Array | None = None, /) -> Array:
         inexact = np.flatnonzero(~fits_float32(Z))
         if len(inexact) == Z.shape[0]:
-            return compute_in_float64(in_float64(), m)(Z, out)
+            return make_float64_evaluator(in_float64(), m)(Z, out)
         values = in_float32(Z, out)
         if len(inexact):
-            recompute_in_float64(values, Z, inexact, in_float64())
+            recompute_rows_in_float64(values, Z, inexact, in_float64())
         return values
 
     return block
@@ -152,12 +152,12 @@ def _exponentiate_with_numpy(values: Array) -> None:
 
     If a sample shows such values, and enough of them pay for it, the others alone are computed.
     """
-    if not _shows_zeros(values):
+    if not _has_underflow_in_sample(values):
         np.exp(values, out=values)
         return
     for rows in _slices_in_cache(values):
         part = values[rows]
-        if _shows_zeros(part):
+        if _has_underflow_in_sample(part):
             _exponentiate_nonzero(part)
         else:
             np.exp(part, out=part)
@@ -169,7 +169,7 @@ def _slices_in_cache(values: Array) -> Iterator[slice]:
     return row_slices(len(values), max(1, _VALUES_AT_ONCE // max(1, width)))
 
 
-def _shows_zeros(values: Array) -> bool:
+def _has_underflow_in_sample(values: Array) -> bool:
     """Return whether a sample of exponents has one whose exponential is 0."""
     return bool(values[..., ::_SAMPLE_STEP].min(initial=0.0) < _LARGEST_ZERO_EXPONENT)
 

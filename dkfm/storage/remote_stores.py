@@ -19,9 +19,9 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local, temporary_folders
-from dkfm.files.location import locate, parse_remote, require_store_suffix
+from dkfm.files.location import locate, parse_remote, require_no_foreign_suffix
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_reading, own_files, zarr_schema, zarr_store
+from dkfm.storage import json_reading, own_files, store_metadata, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
 
 _METADATA = "zarr.json"
@@ -43,13 +43,13 @@ def save_model(path: str | Path, record: Record, *, overwrite: bool = False) -> 
     UnreachableError
         The upload failed; files that were uploaded have no marker and can be overwritten.
     """
-    require_store_suffix(locate(path), "model")
+    require_no_foreign_suffix(locate(path), "model")
     remote = parse_remote(path)
     if remote is None:
-        return save_record(local.local_path(path).absolute(), record, overwrite=overwrite)
+        return save_record(local.as_local_path(path).absolute(), record, overwrite=overwrite)
     _require_outside_stores(remote)
-    _require_replaceable_files(remote, "model", overwrite)
-    with _temporary_model() as folder, _url_in_messages(folder, remote):
+    _list_replaceable_files(remote, "model", overwrite)
+    with _temporary_model_path() as folder, _url_in_messages(folder, remote):
         digest = save_record(folder, record)
         _upload(folder, remote, overwrite)
     return digest
@@ -65,7 +65,9 @@ def read_store_kind(path: str | Path) -> str:
     """Return the kind of the store at a path or a URL; raise a StoreError if dkfm did not write it."""
     remote = parse_remote(path)
     attrs = (
-        zarr_schema.read_group(local.local_path(path).absolute()) if remote is None else read_remote_attributes(remote)
+        store_metadata.read_own_attributes(local.as_local_path(path).absolute())
+        if remote is None
+        else read_remote_attributes(remote)
     )
     return str(attrs["kind"])
 
@@ -87,14 +89,14 @@ def require_writable_location(path: str | Path, *, overwrite: bool = False) -> N
     StoreExistsError
         Something exists there that is not replaced.
     """
-    require_store_suffix(locate(path), "model")
+    require_no_foreign_suffix(locate(path), "model")
     remote = parse_remote(path)
     if remote is None and overwrite:
-        zarr_store.read_replaceable_attributes(local.local_path(path).absolute(), "model", overwrite=True)
+        zarr_store.read_replaceable_attributes(local.as_local_path(path).absolute(), "model", overwrite=True)
     elif remote is None:
-        zarr_store.require_free(local.local_path(path).absolute())
+        zarr_store.require_free(local.as_local_path(path).absolute())
     elif overwrite:
-        _require_replaceable_files(remote, "model", overwrite)
+        _list_replaceable_files(remote, "model", overwrite)
     elif is_taken_at(remote):
         raise StoreExistsError(f"{remote} holds something already; it was left untouched.")
 
@@ -104,9 +106,9 @@ def open_model_folder(path: str | Path) -> Iterator[Path]:
     """Yield the folder of a model; for a URL, that of a copy which is removed when the context ends."""
     remote = parse_remote(path)
     if remote is None:
-        yield local.local_path(path).absolute()
+        yield local.as_local_path(path).absolute()
         return
-    with _temporary_model() as folder, _url_in_messages(folder, remote):
+    with _temporary_model_path() as folder, _url_in_messages(folder, remote):
         _download(remote, folder)
         yield folder
 
@@ -125,7 +127,7 @@ def get_cached_model_folder(path: str | Path, digest: str, within: Path | None =
     """
     remote = parse_remote(path)
     if remote is None:
-        return local.local_path(path)
+        return local.as_local_path(path)
     key = (os.getpid(), remote.url, digest)
     with _lock:
         if key not in _copies:
@@ -140,8 +142,8 @@ def get_cached_model_folder(path: str | Path, digest: str, within: Path | None =
 
 
 @contextmanager
-def _temporary_model() -> Iterator[Path]:
-    with temporary_folders.temporary_folder("model") as folder:
+def _temporary_model_path() -> Iterator[Path]:
+    with temporary_folders.open_temporary_folder("model") as folder:
         yield folder.resolve() / "model"
 
 
@@ -162,10 +164,10 @@ def is_taken_at(remote: Remote) -> bool:
 
 
 def read_remote_attributes(remote: Remote, kind: str | None = None) -> dict[str, object]:
-    """Return dkfm's own attributes of a store; raise as `zarr_schema.read_group` does."""
+    """Return dkfm's own attributes of a store; raise as `store_metadata.read_own_attributes` does."""
     metadata = _read_metadata(remote)
     if metadata is not None:
-        return zarr_schema.parse_group(metadata, remote, kind)
+        return store_metadata.parse_own_attributes(metadata, remote, kind)
     if is_taken_at(remote):
         raise UnsupportedStoreError(f"{remote}/{_METADATA} is missing, so {remote} is not a store that dkfm reads.")
     raise StoreError(f"{remote} is not a store: nothing is there.")
@@ -173,7 +175,7 @@ def read_remote_attributes(remote: Remote, kind: str | None = None) -> dict[str,
 
 def _read_metadata(remote: Remote) -> dict[str, object] | None:
     metadata = _read_json(remote, _METADATA)
-    return _read_json(remote, zarr_schema.TABLE_ATTRIBUTES) if metadata is None else metadata
+    return _read_json(remote, store_metadata.TABLE_ATTRIBUTES) if metadata is None else metadata
 
 
 def _read_json(remote: Remote, name: str) -> dict[str, object] | None:
@@ -199,14 +201,14 @@ def find_own_attributes_at(remote: Remote) -> dict[str, object]:
     """Return the attributes that dkfm wrote into the store at a URL, or {} if there is no valid store of dkfm."""
     try:
         metadata = _read_metadata(remote)
-        return {} if metadata is None else zarr_schema.parse_group(metadata, remote)
+        return {} if metadata is None else store_metadata.parse_own_attributes(metadata, remote)
     except UnreachableError:
         raise
     except StoreError:
         return {}
 
 
-def _require_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> list[str]:
+def _list_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> list[str]:
     """Return the names of the files to replace; none if nothing exists there. Raise if they may not be replaced."""
     if not is_taken_at(remote):
         return []
@@ -214,7 +216,7 @@ def _require_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> li
     if not attrs or remote.size() is not None:
         raise StoreExistsError(f"{remote} holds something that dkfm did not write there; it was left untouched.")
     own_files.require_overwritable(
-        remote, attrs, kind, overwrite=overwrite, is_complete=lambda: remote.size(zarr_schema.MARKER) is not None
+        remote, attrs, kind, overwrite=overwrite, is_complete=lambda: remote.size(store_metadata.MARKER) is not None
     )
     names = [name for name, _, _ in remote.list_objects()]
     own_files.require_no_foreign_file(remote, own_files.find_foreign_name(names, attrs))
@@ -223,14 +225,14 @@ def _require_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> li
 
 def _upload(folder: Path, remote: Remote, overwrite: bool) -> None:
     """Upload a model: remove an existing marker first, write the new one last; of several writers, one succeeds."""
-    claim(remote, "model", _METADATA, (folder / _METADATA).read_bytes(), overwrite)
-    remote.upload(
-        folder, [name for name in zarr_schema.list_files(folder) if name not in (zarr_schema.MARKER, _METADATA)]
+    create_remote_store(remote, "model", _METADATA, (folder / _METADATA).read_bytes(), overwrite)
+    remote.upload_files(
+        folder, [name for name in store_metadata.list_files(folder) if name not in (store_metadata.MARKER, _METADATA)]
     )
-    _create_object(remote, zarr_schema.MARKER, (folder / zarr_schema.MARKER).read_bytes())
+    _create_object(remote, store_metadata.MARKER, (folder / store_metadata.MARKER).read_bytes())
 
 
-def claim(remote: Remote, kind: str, name: str, metadata: bytes, overwrite: bool) -> None:
+def create_remote_store(remote: Remote, kind: str, name: str, metadata: bytes, overwrite: bool) -> None:
     """Claim a location for a store by writing its metadata; if a store is replaced, its marker is removed first.
 
     Raises
@@ -239,13 +241,13 @@ def claim(remote: Remote, kind: str, name: str, metadata: bytes, overwrite: bool
         Something else exists there, or another writer claimed it at the same moment.
     """
     _require_outside_stores(remote)
-    replaced = _require_replaceable_files(remote, kind, overwrite)
+    replaced = _list_replaceable_files(remote, kind, overwrite)
     if replaced:
-        reserved = (zarr_schema.MARKER, _METADATA, zarr_schema.TABLE_ATTRIBUTES)
-        remote.remove(zarr_schema.MARKER)
-        remote.remove(*(other for other in replaced if other not in reserved))
+        reserved = (store_metadata.MARKER, _METADATA, store_metadata.TABLE_ATTRIBUTES)
+        remote.remove_objects(store_metadata.MARKER)
+        remote.remove_objects(*(other for other in replaced if other not in reserved))
         # last, because they identify the other files as dkfm's
-        remote.remove(*(other for other in replaced if other in (_METADATA, zarr_schema.TABLE_ATTRIBUTES)))
+        remote.remove_objects(*(other for other in replaced if other in (_METADATA, store_metadata.TABLE_ATTRIBUTES)))
     _create_object(remote, name, metadata)
 
 
@@ -257,9 +259,9 @@ def _create_object(remote: Remote, name: str, data: bytes) -> None:
 def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
     """Download a model, after a check that the store has exactly the files that its marker lists."""
     read_remote_attributes(remote, "model")
-    marker = _read_json(remote, zarr_schema.MARKER)
+    marker = _read_json(remote, store_metadata.MARKER)
     if marker is None:
-        raise IncompleteStoreError(f"{remote} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish.")
+        raise IncompleteStoreError(f"{remote} has no {store_metadata.MARKER} marker: whatever wrote it did not finish.")
     if digest is not None and marker.get("digest") != digest:
         raise DamagedStoreError(f"{remote} holds another model than the one that was asked for; it was replaced.")
     sizes = _list_verified_sizes(remote, marker.get("files"))
@@ -269,18 +271,18 @@ def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
         raise StoreError(f"{remote} has {sum(sizes.values())} bytes and {folder.parent} has room for {free}.")
     temporary_folders.warn_of_large_store(folder.parent, sum(sizes.values()), f"A copy of {remote}")
     with local.translate_write_errors(folder):
-        remote.download(folder, sizes)
+        remote.download_objects(folder, sizes)
 
 
 def _list_verified_sizes(remote: Remote, marker_files: object) -> dict[str, int]:
     if not isinstance(marker_files, Mapping):
-        raise DamagedStoreError(f"The marker {remote}/{zarr_schema.MARKER} is damaged.")
+        raise DamagedStoreError(f"The marker {remote}/{store_metadata.MARKER} is damaged.")
     sizes = {}
     for name, size, _ in remote.list_objects():
-        if name != zarr_schema.MARKER and name not in marker_files:  # at once: there may be millions of others
+        if name != store_metadata.MARKER and name not in marker_files:  # at once: there may be millions of others
             raise DamagedStoreError(f"{remote} has lost or gained {name} since it was written.")
         sizes[name] = size
-    missing = sorted({*marker_files, zarr_schema.MARKER} - set(sizes))
+    missing = sorted({*marker_files, store_metadata.MARKER} - set(sizes))
     if missing:
         raise DamagedStoreError(f"{remote} has lost or gained {missing[0]} since it was written.")
     return sizes

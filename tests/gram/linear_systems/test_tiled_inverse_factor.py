@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from dkfm import kernels
 from dkfm.core import budget
 from dkfm.errors import BudgetError, DamagedStoreError, InvalidInputError, NotSupportedError, StoreExistsError
-from dkfm.estimators.stored.feature_map import sample_rows_and_landmarks
+from dkfm.estimators.stored.feature_map import sample_scorer_and_kernel_rows
 from dkfm.execution import memory
-from dkfm.gram.linear_systems import tiled_cholesky, tiled_root
+from dkfm.gram.linear_systems import tiled_cholesky, tiled_inverse_factor
 from dkfm.gram.linear_systems.tiled_cholesky import open_tiled_factor, solve_from_right
-from dkfm.gram.linear_systems.tiled_root import RootTask, compute_root_columns, compute_tiled_root
+from dkfm.gram.linear_systems.tiled_inverse_factor import RootTask, compute_root_columns, compute_tiled_root
 from dkfm.gram.training_data import as_training_data
 from dkfm.kernels import Gaussian
 from dkfm.storage import streamed_weights, zarr_store
@@ -31,7 +31,7 @@ MIXED = Gaussian(1.0) + 0.5 * kernels.Polynomial(2)
 def small_chunks(monkeypatch):
     """Chunks of seven columns of 250 rows, three of which are a panel."""
     monkeypatch.setattr(streamed_weights, "CHUNK_BYTES", 7 * 250 * 8)
-    monkeypatch.setattr(tiled_root, "PANEL_COLUMNS", 21)
+    monkeypatch.setattr(tiled_inverse_factor, "PANEL_COLUMNS", 21)
 
 
 def compute(kernel, X, workspace, tile_rows=60):
@@ -56,7 +56,7 @@ def test_the_root_is_the_inverse_of_the_factor_of_the_matrix(n, tile_rows, kerne
     shares = np.square(L / np.linalg.norm(L, axis=1)[:, np.newaxis])
     np.testing.assert_allclose(root.values, shares.diagonal(), rtol=bound)
     explained = np.hstack([np.zeros((n, 1)), np.cumsum(shares, axis=1)])
-    np.testing.assert_allclose(residuals.largest, (1 - explained).max(axis=0), rtol=0, atol=100 * EPS)
+    np.testing.assert_allclose(residuals.largest_by_rank, (1 - explained).max(axis=0), rtol=0, atol=100 * EPS)
     assert abs(residuals.lowest) <= 100 * EPS
 
 
@@ -65,7 +65,7 @@ def test_a_root_has_the_same_bits_on_threads_and_on_a_cluster(
 ):
     X = rng.normal(size=(250, 3))
     on_cluster = compute(MIXED, X, tmp_path / "cluster")[2]
-    use_threads(monkeypatch, tiled_cholesky, tiled_root)
+    use_threads(monkeypatch, tiled_cholesky, tiled_inverse_factor)
     np.testing.assert_array_equal(compute(MIXED, X, tmp_path / "threads")[2], on_cluster)
 
 
@@ -102,16 +102,16 @@ def test_columns_of_two_factors_are_not_mixed(rng, small_chunks, tmp_path, monke
     truth, residuals = compute_tiled_root(as_training_data(kernel, X), 64, tmp_path)
     before = read(truth.weights)
     (factor,), (root,) = tmp_path.glob("factor-*"), tmp_path.glob("root-*")
-    monkeypatch.setattr(tiled_root, "open_tiled_factor", None)
+    monkeypatch.setattr(tiled_inverse_factor, "open_tiled_factor", None)
     shutil.rmtree(factor)  # a finished root needs it no longer
     again, found = compute_tiled_root(as_training_data(kernel, X), 17, tmp_path)
     np.testing.assert_array_equal(read(again.weights), before)
     np.testing.assert_array_equal(again.values, truth.values)
-    np.testing.assert_array_equal(found.largest, residuals.largest)
+    np.testing.assert_array_equal(found.largest_by_rank, residuals.largest_by_rank)
     assert (found.lowest, found.noise) == (residuals.lowest, residuals.noise)
     monkeypatch.undo()
     monkeypatch.setattr(streamed_weights, "CHUNK_BYTES", 7 * 250 * 8)
-    monkeypatch.setattr(tiled_root, "PANEL_COLUMNS", 21)
+    monkeypatch.setattr(tiled_inverse_factor, "PANEL_COLUMNS", 21)
     for chunk in root.glob("*/c/0/*[02468]"):
         chunk.unlink()
     mended, _ = compute_tiled_root(as_training_data(kernel, X), 17, tmp_path)
@@ -133,7 +133,7 @@ def test_a_chunk_that_is_lost_or_a_root_that_was_replaced_is_named_when_it_is_re
     chunk.write_bytes(content)
     read(root.weights)
     (marker,) = tmp_path.glob("root-*/_COMPLETE")
-    zarr_store.write_marker(marker.parent, {"digest": "another"})
+    zarr_store.write_completion_marker(marker.parent, {"digest": "another"})
     with pytest.raises(DamagedStoreError, match="was replaced while it was in use"):
         read(root.weights)
 
@@ -165,7 +165,7 @@ def test_too_small_a_disk_or_memory_is_refused_with_both_numbers_before_the_fact
         patch.setattr(memory.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
         with pytest.raises(BudgetError, match=r"The root, with its factor, at .* needs 1 MB .* and 1 MB"):
             compute(MIXED, X, tmp_path)
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**5)
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**5)
     with pytest.raises(BudgetError, match="A task of the root of 300 rows needs"):
         compute(MIXED, X, tmp_path)
     assert left(tmp_path) == []
@@ -178,14 +178,14 @@ def test_a_task_takes_the_memory_that_its_budget_says(rng, tmp_path):
         (root,) = tmp_path.glob("root-*")
         for path in root.glob("*/c/0/*"):
             path.unlink()
-        chunk, width = tiled_root.choose_columns(1500)
+        chunk, width = tiled_inverse_factor.choose_chunk_and_task_columns(1500)
         assert chunk == width
         columns = slice(3 * width, 4 * width)
         tracemalloc.start()
         compute_root_columns(RootTask(factor, root, None, None), columns)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert 2 / 3 * tiled_root.task_bytes(1500, 200) < peak <= tiled_root.task_bytes(1500, 200)
+    assert 2 / 3 * tiled_inverse_factor.task_bytes(1500, 200) < peak <= tiled_inverse_factor.task_bytes(1500, 200)
 
 
 @pytest.mark.parametrize("block", [7, 128])
@@ -200,4 +200,4 @@ def test_a_solution_from_the_right_is_that_of_the_dense_inverse(rng, block, monk
 
 def test_a_certificate_has_no_more_rows_than_its_budget_says(rng):
     X = rng.normal(size=(2000, 300))
-    assert len(sample_rows_and_landmarks(as_training_data(MIXED, X), MIXED.diag(X))[0]) <= budget._CERTIFIED_ROWS
+    assert len(sample_scorer_and_kernel_rows(as_training_data(MIXED, X), MIXED.diag(X))[0]) <= budget._CERTIFIED_ROWS

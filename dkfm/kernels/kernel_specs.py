@@ -117,7 +117,7 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
     if kernel not in _FACTORIES:
         near = find_similar_names(kernel[:50], _FACTORIES)
         hint = f"near it: {', '.join(near)}" if near else f"it has {', '.join(sorted(_FACTORIES))}"
-        own = serialization.find_class_name(kernel)
+        own = serialization.find_class_of_named_kernel(kernel)
         ours = f"; dkfm's own is the class kernels.{own}" if own else ""
         raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}; {hint}{ours}.")
     known = _PARAMETERS.get(kernel, ())
@@ -146,7 +146,7 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
 
     Examples
     --------
-    >>> from dkfm.kernels.sklearn_names import from_name
+    >>> from dkfm.kernels.kernel_specs import from_name
     >>> from_name("rbf", {"gamma": 0.5}), from_name("gaussian", {"sigma": 1.0}), from_name("gaussian", {})
     (Gaussian(sigma=1.0), Gaussian(sigma=1.0), Gaussian(sigma='median'))
     >>> from_name("polynomial", {"degree": 2}), from_name("polynomial", {"degree": 2, "scale": 0.5})
@@ -157,7 +157,7 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
     if is_theirs and (own is None or set(parameters) <= set(theirs)):
         return from_sklearn(name, **parameters)
     if own is None:
-        known = sorted({*_FACTORIES, *serialization.list_names()})
+        known = sorted({*_FACTORIES, *serialization.list_named_kernels()})
         near = find_similar_names(name[:50], known)
         hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(known)}"
         raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
@@ -166,7 +166,7 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
             f"The kernel {name!r} has scikit-learn's parameters {', '.join(theirs)}, or dkfm's {', '.join(own)}, "
             f"and got {_join_names(parameters)}."
         )
-    return serialization.load_named_kernel(name, parameters)
+    return serialization.make_named_kernel(name, parameters)
 
 
 def _join_names(parameters: Mapping[str, object] | set[str]) -> str:

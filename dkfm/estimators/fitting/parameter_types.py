@@ -21,7 +21,7 @@ class HasShape(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Lengths of its dimensions."""
+        """Length of each dimension of the array."""
 
 
 Landmarks: TypeAlias = Selector | HasShape | Sequence[int] | Sequence[Sequence[float]]

@@ -23,15 +23,15 @@ from dkfm.execution.clusters.current_client import find_client, is_inside_worker
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.files import local
-from dkfm.gram import roads
+from dkfm.gram import product_costs
 from dkfm.gram.build import checked_tile_rows
 from dkfm.gram.linear_systems import tile_store
 from dkfm.gram.linear_systems.tile_store import TileStore, name_store
 from dkfm.gram.linear_systems.tiled_cholesky import (
-    as_column,
-    identify_factor,
+    as_column_unless_ones,
+    make_factor_identity,
     open_tiled_factor,
     solve_from_right,
 )
@@ -42,9 +42,9 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.map_error_bounds import Residuals
 from dkfm.numerics.pivoted_cholesky import RESIDUAL_ROUNDING
-from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
+from dkfm.numerics.roots import Root, replace_zero_lengths, row_lengths
 from dkfm.sources.base import Source
-from dkfm.storage import own_files, raw_chunk_reader, streamed_weights, zarr_schema, zarr_store
+from dkfm.storage import own_files, raw_chunk_reader, store_metadata, streamed_weights, zarr_store
 
 PANEL_COLUMNS = 512
 """Columns of the root that a task computes together, or as many as one chunk has."""
@@ -63,8 +63,8 @@ class RootTask:
     """What columns of the root are computed from, and where they are written."""
 
     factor: TileStore
-    root: Path
-    roots: Source | None
+    store_path: Path
+    row_scales: Source | None
     """Inverse diagonal of D, (N, 1), where the tasks read it; None if it is 1."""
     requirements: WorkerRequirements | None
 
@@ -101,27 +101,27 @@ def compute_tiled_root(
     ClusterError
         A task killed its workers again and again, or the cluster is gone.
     """
-    require_served(data.kernel)
+    require_supported_kernel(data.kernel)
     if not isinstance(data, TrainingRows) or workspace is None:
         raise InvalidInputError("A root in tiles needs rows in memory and a workspace.")
     kernel, X, lengths = data.kernel, data.indexable_rows, row_lengths(data.diagonal())
-    roots = 1 / nonzero_lengths(lengths)
-    identity = identify_factor(kernel, X, 0.0, roots)
-    folder = local.make_folder(local.local_path(workspace)).absolute()
+    roots = 1 / replace_zero_lengths(lengths)
+    identity = make_factor_identity(kernel, X, 0.0, roots)
+    folder = local.make_folder(local.as_local_path(workspace)).absolute()
     factor_path = folder / name_store(identity)
     root = factor_path.with_name(factor_path.name.replace("factor", _NAME, 1))
     if not _is_sound(root, identity, X.shape[0]):
-        _require_room(root, factor_path, data, tile_rows)
+        _require_disk_and_memory(root, factor_path, data, tile_rows)
         with open_tiled_factor(
             kernel, X, 0.0, roots, tile_rows=tile_rows, workspace=workspace, progress=progress
         ) as factor:
             _prepare_store(root, identity, factor)
-            _compute_columns(factor, root, as_column(roots), progress)
-            _finish(root, factor)
+            _compute_columns(factor, root, as_column_unless_ones(roots), progress)
+            _write_residuals_and_marker(root, factor)
     return _read_root(root, lengths)
 
 
-def require_served(kernel: Kernel) -> None:
+def require_supported_kernel(kernel: Kernel) -> None:
     """Raise unless a root in tiles can be computed of a kernel.
 
     Raises
@@ -140,10 +140,10 @@ def require_served(kernel: Kernel) -> None:
         )
 
 
-def choose_columns(n: int) -> tuple[int, int]:
+def choose_chunk_and_task_columns(n: int) -> tuple[int, int]:
     """Return the columns of a chunk of the root of N rows, and those that a task computes together.
 
-    >>> choose_columns(40_000)
+    >>> choose_chunk_and_task_columns(40_000)
     (13, 507)
     """
     chunk = min(n, streamed_weights.count_columns_within(streamed_weights.CHUNK_BYTES, n, 8))
@@ -156,19 +156,19 @@ def disk_bytes(n: int) -> int:
     >>> disk_bytes(40_000)
     12800320000
     """
-    chunk, _ = choose_columns(n)
+    chunk, _ = choose_chunk_and_task_columns(n)
     return 8 * n * chunk * chunking.count_tiles(n, chunk)
 
 
 def task_bytes(n: int, tile_rows: int) -> int:
     """Return the bytes of a task: its columns, and the chunk that is written."""
-    chunk, columns = choose_columns(n)
+    chunk, columns = choose_chunk_and_task_columns(n)
     return budget.inverse_task_bytes(n, tile_rows, min(n, columns) + chunk)
 
 
 def root_seconds(n: int, threads: int) -> float:
     """Predict the seconds of threads that compute the root of N rows from its factor, without those of files."""
-    return _ROOT_SECONDS * roads.factor_seconds(n, threads)
+    return _ROOT_SECONDS * product_costs.factor_seconds(n, threads)
 
 
 def residual_bytes(tile_rows: int) -> int:
@@ -185,19 +185,19 @@ def _is_sound(root: Path, identity: dict[str, object], n: int) -> bool:
         Something else is there.
     """
     found = _read_attributes(root, identity) if zarr_store.is_taken(root) else None
-    if found is None or not (root / zarr_schema.MARKER).exists():
+    if found is None or not (root / store_metadata.MARKER).exists():
         return False
-    marker = zarr_schema.read_marker(root)
-    if marker.get("digest") != _name_digest(root, found.get("factor")) or not isinstance(marker.get("lowest"), float):
+    marker = store_metadata.read_completion_marker(root)
+    if marker.get("digest") != _make_root_id(root, found.get("factor")) or not isinstance(marker.get("lowest"), float):
         return False
     return all(
-        _has_chunk(root / name, index, chunks)
+        _has_intact_chunk(root / name, index, chunks)
         for name, (shape, chunks) in _describe_layout(n).items()
         for index in product(*(range(chunking.count_tiles(*pair)) for pair in zip(shape, chunks, strict=True)))
     )
 
 
-def _name_digest(root: Path, run: object) -> str:
+def _make_root_id(root: Path, run: object) -> str:
     """Return what a model knows the root of a factor by."""
     return f"{root.stem}-{run}"
 
@@ -205,7 +205,7 @@ def _name_digest(root: Path, run: object) -> str:
 def _describe_layout(n: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return the shape of each array of a store, and of its chunks."""
     return {
-        _NAME: ((n, n), (n, choose_columns(n)[0])),
+        _NAME: ((n, n), (n, choose_chunk_and_task_columns(n)[0])),
         _PIVOTS: ((n,), (n,)),
         _RESIDUALS: ((n + 1,), (n + 1,)),
     }
@@ -221,14 +221,14 @@ def _read_attributes(root: Path, identity: dict[str, object]) -> dict[str, objec
     """
     n = int(identity["shape"][0])  # type: ignore[index]  # a list
     try:
-        found = zarr_schema.read_group(root, _NAME)
-        infos = {name: zarr_schema.read_array_info(root / name) for name in _describe_layout(n)}
+        found = store_metadata.read_own_attributes(root, _NAME)
+        infos = {name: store_metadata.read_array_info(root / name) for name in _describe_layout(n)}
     except StoreError:
         found, infos = {}, {}
     if found.get("identity") != identity:
         raise StoreExistsError(f"{root} holds something that is not the root of this factor; it was left untouched.")
     layout = {name: (info.shape, info.chunks) for name, info in infos.items()}
-    is_same = layout == _describe_layout(n) and all(info.dtype == "float64" for info in infos.values())
+    is_same = layout == _describe_layout(n) and all(info.dtype_name == "float64" for info in infos.values())
     return found if is_same else None
 
 
@@ -239,28 +239,28 @@ def _prepare_store(root: Path, identity: dict[str, object], factor: TileStore) -
     """
     if zarr_store.is_taken(root):
         found = _read_attributes(root, identity)
-        if found is not None and found.get("factor") == factor.run:
+        if found is not None and found.get("factor") == factor.factor_id:
             own_files.remove_partial_files(root, found, local.ABANDONED_SECONDS)
             return
         zarr_store.remove_own_store(root, _NAME)
     layout = _describe_layout(factor.n)
     try:
-        with zarr_store.new_store(root, _NAME, {"identity": identity, "factor": factor.run}, layout) as group:
+        with zarr_store.new_store(root, _NAME, {"identity": identity, "factor": factor.factor_id}, layout) as group:
             for name, (shape, chunks) in layout.items():
                 zarr_store.add_array(group, name, shape, chunks)
     except StoreExistsError:  # another process has just created it
         found = _read_attributes(root, identity)
-        if found is None or found.get("factor") != factor.run:
+        if found is None or found.get("factor") != factor.factor_id:
             raise
 
 
-def _require_room(root: Path, factor: Path, data: TrainingRows, tile_rows: int | None) -> None:
+def _require_disk_and_memory(root: Path, factor: Path, data: TrainingRows, tile_rows: int | None) -> None:
     """Raise a BudgetError unless the disk has room for the factor and its root, and each thread for a task."""
     n, kernel = data.indexable_rows.shape[0], data.kernel
     size = min(n, checked_tile_rows(tile_rows))
     missing = tile_store.disk_bytes(n, size) + disk_bytes(n) - existing_bytes(root) - existing_bytes(factor)
     memory.require_disk(root, missing, "The root, with its factor,")
-    each = budget.factor_task_bytes(size, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
+    each = budget.factor_task_bytes(size, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies)
     each = max(each, task_bytes(n, size))
     with open_executor(find_client(None)) as executor:
         have = memory.task_budget(executor.client, executor.threads, needed=None if executor.client is None else each)
@@ -270,7 +270,7 @@ def _require_room(root: Path, factor: Path, data: TrainingRows, tile_rows: int |
 def _compute_columns(factor: TileStore, root: Path, roots: Array | None, progress: bool) -> None:
     """Compute the columns of the root that are missing in its store."""
     n, each = factor.n, task_bytes(factor.n, factor.tile_rows)
-    panels = list(chunking.row_slices(n, choose_columns(n)[1]))[::-1]  # the last takes the longest
+    panels = list(chunking.row_slices(n, choose_chunk_and_task_columns(n)[1]))[::-1]  # the last takes the longest
     with (
         open_executor(find_client(None)) as executor,
         open_shared_arrays(executor, each, 8 * n, "The scales of the rows", root.parent) as shared,
@@ -282,21 +282,23 @@ def _compute_columns(factor: TileStore, root: Path, roots: Array | None, progres
         task = RootTask(factor, root, readable, shared.requirements)
         tasks = ((task, columns) for columns in panels)
         tally = run_tasks(executor, "dkfm-solve", compute_root_columns, tasks, len(panels), progress)
-    if tally.fatal_tasks:
+    if tally.fatal_task_numbers:
         raise ClusterError(f"Every worker died that computed some columns of the root in {root}; the others stay.")
 
 
-def _finish(root: Path, factor: TileStore) -> None:
+def _write_residuals_and_marker(root: Path, factor: TileStore) -> None:
     """Write the pivots and residuals of a factor to the store of its root, and mark this complete."""
     values, residuals = _measure_residuals(factor)
     zarr_store.write_chunk(root / _PIVOTS, (0,), values)
-    zarr_store.write_chunk(root / _RESIDUALS, (0,), residuals.largest)
+    zarr_store.write_chunk(root / _RESIDUALS, (0,), residuals.largest_by_rank)
     with local.translate_write_errors(root):
-        zarr_store.write_marker(root, {"digest": _name_digest(root, factor.run), "lowest": residuals.lowest})
+        zarr_store.write_completion_marker(
+            root, {"digest": _make_root_id(root, factor.factor_id), "lowest": residuals.lowest}
+        )
 
 
 def _read_root(root: Path, lengths: Array) -> tuple[Root, Residuals]:
-    marker, info = zarr_schema.read_marker(root), zarr_schema.read_array_info(root / _NAME)
+    marker, info = store_metadata.read_completion_marker(root), store_metadata.read_array_info(root / _NAME)
     weights = streamed_weights.open_weights(root, str(marker["digest"]), _NAME, info, True)
     values, largest = (np.asarray(zarr_store.open_array(root, name)[:]) for name in (_PIVOTS, _RESIDUALS))
     limits = np.append(np.full(len(values), np.inf), 0.0)
@@ -306,14 +308,14 @@ def _read_root(root: Path, lengths: Array) -> tuple[Root, Residuals]:
 
 def compute_root_columns(task: RootTask, columns: slice) -> slice:
     """Compute some columns of the root and write those of their chunks that do not exist or are not sound."""
-    check_this_worker(task.requirements)
-    array, n = task.root / _NAME, task.factor.n
-    chunk = choose_columns(n)[0]
+    require_fit_worker(task.requirements)
+    array, n = task.store_path / _NAME, task.factor.n
+    chunk = choose_chunk_and_task_columns(n)[0]
     starts = range(columns.start, columns.stop, chunk)
     parts = [(start // chunk, slice(start, min(start + chunk, columns.stop))) for start in starts]
     missing = []
     for number, part in parts:
-        if _has_chunk(array, (0, number), (n, chunk)):
+        if _has_intact_chunk(array, (0, number), (n, chunk)):
             zarr_store.sync_chunk(array, (0, number))  # a killed process may not have synced it
         else:
             missing.append((number, part))
@@ -321,8 +323,8 @@ def compute_root_columns(task: RootTask, columns: slice) -> slice:
         return columns
     with single_blas_thread():
         panel = _solve_columns(task.factor, columns)
-    if task.roots is not None:
-        panel *= cast("Array", task.roots.read(slice(0, columns.stop)))[:, 0]
+    if task.row_scales is not None:
+        panel *= cast("Array", task.row_scales.read(slice(0, columns.stop)))[:, 0]
     for number, part in missing:
         values = np.zeros((n, part.stop - part.start))
         values[: columns.stop] = panel[part.start - columns.start : part.stop - columns.start].T
@@ -330,12 +332,12 @@ def compute_root_columns(task: RootTask, columns: slice) -> slice:
     return columns
 
 
-def _has_chunk(array: Path, index: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _has_intact_chunk(array: Path, index: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     file = array.joinpath("c", *map(str, index))
     if not file.exists():
         return False
     try:
-        raw_chunk_reader.read_chunk(np.empty(shape), file, checked=True)
+        raw_chunk_reader.read_chunk_into_array(np.empty(shape), file, checked=True)
     except (ValueError, OSError):
         return False
     return True
@@ -350,9 +352,9 @@ def _solve_columns(factor: TileStore, columns: slice) -> Array:
     for j in reversed(range(last + 1)):
         part = np.ascontiguousarray(panel[:, blocks[j]])
         for i in range(j + 1, last + 1):
-            with factor.open_tile((i, j)) as tile:
+            with factor.read_tile_to_buffer((i, j)) as tile:
                 part -= panel[:, blocks[i]] @ tile[: blocks[i].stop - blocks[i].start]
-        with factor.open_tile((j, j)) as triangle:
+        with factor.read_tile_to_buffer((j, j)) as triangle:
             solve_from_right(part, triangle[: part.shape[1], : part.shape[1]], transposed=False)
         panel[:, blocks[j]] = part
     return panel
@@ -383,7 +385,7 @@ def _measure_block(factor: TileStore, block: int) -> tuple[Array, Array, float]:
     rows = factor.rows(block)
     left, shares = np.ones(rows.stop - rows.start), np.ones(rows.stop + 1)
     for k in range(block + 1):
-        with factor.open_tile((block, k)) as tile:
+        with factor.read_tile_to_buffer((block, k)) as tile:
             squares = np.square(tile)
         pivots = squares.diagonal().copy()
         np.subtract(left[:, np.newaxis], np.cumsum(squares, axis=1, out=squares), out=squares)

@@ -28,9 +28,9 @@ def choose_solver(data: TrainingData, solver: str, reason: str, estimator: str, 
     decomposes : bool
         Whether a fit with such a reason computes all eigenvectors.
     """
-    n, d, kernel = data.indexable_rows.shape[0], data.mean_values_per_row, data.kernel
+    n, d, kernel = data.indexable_rows.shape[0], data.float64s_per_row, data.kernel
     needs = reason or ("" if isinstance(data, TrainingRows) else "a precomputed kernel has no rows")
-    require_served(solver, needs)
+    require_supported_solver(solver, needs)
     if solver in ("tiled", "cg") or (solver == "auto" and not needs and not has_gram_memory(n, d, kernel)):
         return solver
     squares = budget.EIGENVECTOR_SQUARES if reason and decomposes else 1
@@ -38,7 +38,7 @@ def choose_solver(data: TrainingData, solver: str, reason: str, estimator: str, 
     return "dense"
 
 
-def require_served(solver: str, reason: str) -> None:
+def require_supported_solver(solver: str, reason: str) -> None:
     """Raise unless `solver` is one, and serves for a fit that, with a reason, needs the Gram matrix in memory."""
     if solver not in SOLVERS:
         raise InvalidInputError(f"solver must be one of {', '.join(SOLVERS)}, and is {solver!r}.")
@@ -48,4 +48,7 @@ def require_served(solver: str, reason: str) -> None:
 
 def has_gram_memory(n: int, d: int, kernel: Kernel) -> bool:
     """Return whether this process can hold the Gram matrix, which a factor overwrites."""
-    return budget.fit_bytes(n, d, kernel.peak_blocks, kernel.landmark_copies, 1) <= memory.available_memory()
+    return (
+        budget.fit_bytes(n, d, kernel.peak_blocks, kernel.landmark_copies, 1)
+        <= memory.clear_caches_and_measure_memory()
+    )

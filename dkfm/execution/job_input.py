@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from dkfm.core import cpus
 from dkfm.core.frames import (
-    check_column_names,
     column_names,
+    convert_container,
     format_names,
     is_dask_array,
     is_dask_collection,
-    unwrap_container,
+    validate_columns_argument,
 )
 from dkfm.errors import ClusterError, DkfmError, InvalidInputError, extract_reason
 from dkfm.execution.stage_log import log_stage
@@ -66,7 +66,7 @@ def open_input(
     ClusterError
         Workers died, or this process does not see what they have written.
     """
-    collection: Any = unwrap_container(data)
+    collection: Any = convert_container(data)
     if not is_dask_collection(collection):
         yield open_source(data, name, columns=columns, id_column=id_column, fitted_columns=fitted_columns)
         return
@@ -78,9 +78,9 @@ def open_input(
     else:
         names = _select_names(collection, name, columns, id_column, fitted_columns)
         blocks, need = collection.to_delayed(), 0
-    with temporary_folders.temporary_folder("rows", need=need, what="The rows of the dask collection") as folder:
+    with temporary_folders.open_temporary_folder("rows", need=need, what="The rows of the dask collection") as folder:
         log_stage("input", f"{len(blocks):,} blocks of {name} computed and written to {folder}", blocks=len(blocks))
-        yield _write_blocks(blocks, folder, name, client, names, id_column)
+        yield _make_block_source(blocks, folder, name, client, names, id_column)
 
 
 def _split_array(X: Any, name: str) -> tuple[list[Any], int]:
@@ -103,7 +103,7 @@ def _select_names(
         if columns is not None or id_column is not None:
             raise InvalidInputError(f"The columns of {name} are called by numbers; call them by text to name some.")
         return None
-    requested = check_column_names(fitted if columns is None else columns)
+    requested = validate_columns_argument(fitted if columns is None else columns)
     index = "index" if frame.index.name is None else str(frame.index.name)
     selected = tuple(column for column in known if column != id_column) if requested is None else requested
     ids = () if id_column in (None, index) else (id_column,)
@@ -112,7 +112,7 @@ def _select_names(
     return selected
 
 
-def _write_blocks(
+def _make_block_source(
     blocks: list[Any],
     folder: Path,
     name: str,
@@ -121,8 +121,8 @@ def _write_blocks(
     id_column: str | None,
 ) -> Source:
     """Compute and write all blocks; return their source."""
-    written = _compute_blocks(blocks, folder, name, client, names, id_column)
-    columns = {block.columns for block in written if block.rows}
+    written = _compute_and_write_blocks(blocks, folder, name, client, names, id_column)
+    columns = {block.n_columns for block in written if block.rows}
     id_types = {block.id_type for block in written if block.rows}
     if len(columns) != 1:
         raise InvalidInputError(f"{name} needs at least one row, and the same columns in all blocks.")
@@ -132,14 +132,14 @@ def _write_blocks(
         raise ClusterError(f"{folder} is not what the workers have written to; set TMPDIR to a folder that all see.")
     first_rows = tuple(accumulate((block.rows for block in written), initial=0))
     content = hashlib.sha256(" ".join(block.digest for block in written).encode()).hexdigest()
-    arguments: dict[str, Any] = {"given_name": name, "first_rows": first_rows, "content": content}
+    arguments: dict[str, Any] = {"given_name": name, "first_rows": first_rows, "content_digest": content}
     shape = first_rows[-1], columns.pop()
     if names is None:
         return BlockRows(folder, shape, **arguments)
     return FrameBlockRows(folder, shape, columns=names, id_column=id_column, **arguments)
 
 
-def _compute_blocks(
+def _compute_and_write_blocks(
     blocks: list[Any],
     folder: Path,
     name: str,

@@ -8,7 +8,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap
-from dkfm.plotting.axes import make_panels
+from dkfm.plotting.axes import ensure_panel_axes
 from dkfm.plotting.data import Labels, Values
 from dkfm.plotting.figures import certificates, components, spectrum
 
@@ -69,5 +69,5 @@ def display(
         draw.append(lambda panel: components(estimator, labels, X=X, ax=panel))
     if not draw:
         raise InvalidInputError(f"display needs the rows X to draw a {type(estimator).__name__}.")
-    panels = make_panels(len(draw), ax, _PANEL_INCHES)
+    panels = ensure_panel_axes(len(draw), ax, _PANEL_INCHES)
     return [picture(panel) for picture, panel in zip(draw, panels, strict=True)]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from dkfm.core import budget
-from dkfm.core.frames import is_dask_collection, unwrap_container
+from dkfm.core.frames import convert_container, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.execution import memory, progress
 from dkfm.execution.clusters.current_client import find_client
-from dkfm.execution.dask_input import open_input
 from dkfm.execution.executors import Executor, open_executor
+from dkfm.execution.job_input import open_input
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.files import change_detection
 from dkfm.gram.checkpoints import NO_CHECKPOINT, Checkpoint, open_checkpoint
@@ -36,7 +36,7 @@ _TYPICAL_RANK = 1024
 """Number of pivots for which workers are asked to have memory."""
 
 
-def streams_rows(estimator: Any, kernel: Kernel) -> bool:
+def can_stream_rows(estimator: Any, kernel: Kernel) -> bool:
     """Return whether a fit of an estimator with a kernel needs no more than tiles of its rows at a time."""
     if not hasattr(estimator, "landmarks") or kernel.is_precomputed:  # no feature map, or no rows
         return False
@@ -48,9 +48,9 @@ def streams_rows(estimator: Any, kernel: Kernel) -> bool:
     return not isinstance(estimator.landmarks, str) or estimator.landmarks == "uniform"
 
 
-def is_opened(X: object, kernel: Kernel, streams: bool) -> bool:
+def is_stored_or_lazy(X: object, kernel: Kernel, streams: bool) -> bool:
     """Return whether `open_stored_rows` is for the X of a fit: stored rows, or, with `streams`, a dask collection."""
-    return not kernel.is_precomputed and (is_stored(X) or (streams and is_dask_collection(unwrap_container(X))))
+    return not kernel.is_precomputed and (is_stored(X) or (streams and is_dask_collection(convert_container(X))))
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def open_stored_rows(
         open_input(X, "X", find_client(None), fitted_columns=fitted_columns) as source,
         change_detection.watch(source) as watch,
     ):
-        rows = SourceRows(source) if streams else source.with_float32().read(slice(0, source.shape[0]))
+        rows = SourceRows(source) if streams else source.with_float32_preserved().read(slice(0, source.shape[0]))
         yield rows, source.columns if isinstance(source, NamedColumns) else None
         watch.require_same("read", "fit again")
 
@@ -109,14 +109,14 @@ def find_pivots(
     """
     kernel = data.kernel
     source = data.source if isinstance(data, StreamedRows) else MemorySource(data.indexable_rows)
-    n, d = source.shape[0], source.mean_values_per_row
+    n, d = source.shape[0], source.float64s_per_row
     count = min(limit or n, n)
     each = budget.pivot_task_bytes(d, min(count, _TYPICAL_RANK), kernel.peak_blocks, kernel.landmark_copies)
     draw, threshold = np.random.RandomState(0) if rng is None else rng, pivot_threshold(tol)
     with (
         _open_checkpoint(workspace, kernel, source, tol, limit, rng) as checkpoint,
         open_executor(find_client(None)) as executor,
-        _share(source, executor, each, workspace) as (readable, shared),
+        _share_training_rows(source, executor, each, workspace) as (readable, shared),
         progress.step_bar("dkfm-root", None, "pivot", show_progress) as bar,
     ):
         where = describe_place(executor)
@@ -136,7 +136,7 @@ def find_pivots(
 
 def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: int, held: int, remedy: str) -> None:
     """Raise a BudgetError unless a round with so many pivots fits in memory, of which `held` are there already."""
-    (n, _), d = source.shape, source.mean_values_per_row
+    (n, _), d = source.shape, source.float64s_per_row
     each = budget.pivot_task_bytes(d, max(1, pivots), kernel.peak_blocks, kernel.landmark_copies)
     need = budget.streamed_pivots_bytes(n, d, pivots, executor.threads * each if executor.client is None else 0)
     if held:  # the residuals of all rows, the factor and the pivots
@@ -145,16 +145,16 @@ def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: 
         have = memory.task_budget(executor.client, executor.threads, needed=each)
         budget.require_fits(each, have, "A tile of rows with the factor of all pivots", remedy)
     what = "A larger factor of pivots" if held else f"The search for pivots of N = {n} rows"
-    budget.require_fits(need, memory.available_memory(), what, remedy)
+    budget.require_fits(need, memory.clear_caches_and_measure_memory(), what, remedy)
 
 
 @contextmanager
-def _share(
+def _share_training_rows(
     source: Source, executor: Executor, task_bytes: int, workspace: str | Path | None
 ) -> Iterator[tuple[Source, SharedArrays]]:
     """Yield the rows where the tasks read them, and what shares other arrays with them."""
     stored, (n, _) = None if source.location is None else source, source.shape
-    need = 0 if stored else 8 * n * source.mean_values_per_row
+    need = 0 if stored else 8 * n * source.float64s_per_row
     with open_shared_arrays(executor, task_bytes, need, "The training rows", workspace, stored) as shared:
         if isinstance(source, MemorySource):
             with shared.share(source.array) as readable:
@@ -194,10 +194,10 @@ def as_data(kernel: Kernel, X: object) -> TrainingData:
     return StreamedRows(kernel, X.source) if isinstance(X, SourceRows) else as_training_data(kernel, X, copy=False)
 
 
-def sum_features(
+def compute_feature_moments(
     landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows, workspace: str | Path | None
 ) -> tuple[Array, Array, Array]:
-    """Return sums over training rows, as `RowPasses.sum_features` has them; over stored rows they are those of tasks.
+    """Return sums over training rows; over stored rows they are those of tasks.
 
     The tasks run on the current Dask client, or on threads of this process.
     """
@@ -207,15 +207,15 @@ def sum_features(
         sums = training_statistics.sum_features_and_products(scorer, data.iter_row_tiles(), columns, weighted.weights)
         return *sums, columns.T @ data.diagonal()
     kernel, source, (m, r) = data.kernel, data.source, root.weights.shape
-    n, d = source.shape[0], source.mean_values_per_row
-    each = budget.feature_sums_task_bytes(d, m, r, weighted.count, kernel.peak_blocks, kernel.landmark_copies)
+    n, d = source.shape[0], source.float64s_per_row
+    each = budget.feature_sums_task_bytes(d, m, r, weighted.n_columns, kernel.peak_blocks, kernel.landmark_copies)
     with (
         open_executor(find_client(None)) as executor,
-        _share(source, executor, each, workspace) as (readable, shared),
+        _share_training_rows(source, executor, each, workspace) as (readable, shared),
     ):
         text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
         seconds = n * budget.score_row_seconds(m, d, 2 * r) / executor.threads
         log_stage("moments", text, seconds=seconds, rows=n)
-        return RowPasses(kernel, readable, executor, shared, shows_progress=True).sum_features(
+        return RowPasses(kernel, readable, executor, shared, shows_progress=True).compute_feature_moments(
             landmarks, root, weighted
         )

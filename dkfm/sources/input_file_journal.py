@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dkfm.core.chunking import row_slices
 from dkfm.errors import DamagedStoreError, InvalidInputError
 from dkfm.files.location import Location
-from dkfm.storage import json_reading, zarr_schema
+from dkfm.storage import json_reading, store_metadata
 from dkfm.storage.output_files import OutputLocation, output_at
 
 FileStat = tuple[str, int, int | str]
@@ -29,12 +29,12 @@ class StoredNames:
     ----------
     root : Path or Remote
         Location of the output.
-    output : str
+    output_id : str
         Id of the output.
     """
 
     root: Location
-    output: str
+    output_id: str
 
     def read(self) -> tuple[str, ...]:
         """Return the names in order.
@@ -44,7 +44,7 @@ class StoredNames:
         DamagedStoreError
             They are not there any more.
         """
-        stats = read_file_stats(output_at(self.root), self.output)
+        stats = read_file_stats(output_at(self.root), self.output_id)
         if stats is None:
             raise DamagedStoreError(f"{self.root} has lost the names of the files of its input.")
         return tuple(name for name, _, _ in stats)
@@ -65,7 +65,7 @@ def write_file_stats(location: OutputLocation, output: str, stats: Sequence[File
     for number, part in enumerate(row_slices(len(stats), _FILES_PER_SEGMENT)):
         text = json.dumps(stats[part])
         content = {
-            "crc32c": json_reading.compute_crc32c(output, text),
+            "crc32c": json_reading.compute_text_crc32c(output, text),
             "output": output,
             "total": len(stats),
             "files": text,
@@ -96,7 +96,7 @@ def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[l
     with opened:
         content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
     text, total = str(content["files"]), content["total"]
-    if type(total) is not int or content["crc32c"] != json_reading.compute_crc32c(output, text):
+    if type(total) is not int or content["crc32c"] != json_reading.compute_text_crc32c(output, text):
         raise DamagedStoreError(f"{location}/{name} is damaged.")
     return [_parse_stats(*row) for row in json.loads(text)], total
 
@@ -104,9 +104,9 @@ def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[l
 def _segment_name(output: str, number: int) -> str:
     """Return the name of a segment; raise a DamagedStoreError if the id of the output, a text of a file, is no id."""
     name = f"{output}-{number:06d}.json"
-    if not zarr_schema.is_journal_segment_name(name):
+    if not store_metadata.is_journal_segment_name(name):
         raise DamagedStoreError(f"The id of an output is {output!r:.50}, which dkfm gives to none.")
-    return f"{zarr_schema.JOURNAL}/{name}"
+    return f"{store_metadata.JOURNAL}/{name}"
 
 
 def _parse_stats(name: object, size: object, changed: object) -> FileStat:
@@ -115,7 +115,7 @@ def _parse_stats(name: object, size: object, changed: object) -> FileStat:
     return name, size, changed
 
 
-def require_known_files(known: Sequence[FileStat], found: Sequence[FileStat], where: str) -> list[FileStat]:
+def find_new_files(known: Sequence[FileStat], found: Sequence[FileStat], where: str) -> list[FileStat]:
     """Return the found files that are not known, sorted; raise an InvalidInputError if a known one changed or is gone.
 
     Parameters

@@ -55,7 +55,7 @@ _REPETITIONS = 3
 _measuring = Lock()
 
 
-class Road(StrEnum):
+class ProductMethod(StrEnum):
     """Where the values of a Gram matrix are between two products with it."""
 
     DENSE = "in memory"
@@ -64,10 +64,10 @@ class Road(StrEnum):
 
 
 @dataclass(frozen=True)
-class RoadCost:
+class ProductCost:
     """What the products with a Gram matrix take on one road."""
 
-    road: Road
+    method: ProductMethod
     seconds: float
     """Predicted seconds of all products, the matrix itself included."""
     memory_bytes: int
@@ -81,15 +81,15 @@ class RoadCost:
 
 
 @dataclass(frozen=True)
-class ProductTask:
+class LanczosProblem:
     """The products that find a few eigenvectors, and where they are computed."""
 
     kernel: Kernel
     n: int
     """Rows of the matrix."""
-    d: int
+    float64s_per_row: int
     """Stored values of a row, on average."""
-    q: int
+    n_components: int
     """Number of eigenvectors."""
     products: int
     """Expected number of products."""
@@ -107,26 +107,26 @@ class ProductTask:
     @property
     def block_columns(self) -> int:
         """Columns of a block."""
-        return lanczos.choose_block_columns(self.n, self.q)
+        return lanczos.choose_block_columns(self.n, self.n_components)
 
     @property
     def full_basis_columns(self) -> int:
         """Columns of a basis that is seldom restarted."""
-        return lanczos.choose_basis_columns(self.n, self.q)
+        return lanczos.choose_basis_columns(self.n, self.n_components)
 
     @property
     def small_basis_columns(self) -> int:
         """Columns of a basis that takes little more memory than the expected products fill."""
         expected = (self.products * 5 // 4 + 1) * self.block_columns
-        return min(self.full_basis_columns, max(expected, 4 * (self.q + self.block_columns)))
+        return min(self.full_basis_columns, max(expected, 4 * (self.n_components + self.block_columns)))
 
     @property
     def basis_seconds(self) -> float:
         """Predicted seconds beside the products."""
-        return budget.lanczos_basis_seconds(self.n, self.block_columns, self.products)
+        return budget.reorthogonalization_seconds(self.n, self.block_columns, self.products)
 
 
-def compare_roads(task: ProductTask, available: int) -> list[RoadCost]:
+def compare_product_costs(task: LanczosProblem, available: int) -> list[ProductCost]:
     """Return what each road takes: the one to take first, then others that fit in `available` bytes and on the disk.
 
     Of roads of almost the same time the one of the least memory is taken. A matrix that the user wants on disk is
@@ -148,20 +148,20 @@ def compare_roads(task: ProductTask, available: int) -> list[RoadCost]:
     return costs
 
 
-def _cost_sort_key(task: ProductTask, cost: RoadCost, available: int) -> tuple[bool, bool, float]:
+def _cost_sort_key(task: LanczosProblem, cost: ProductCost, available: int) -> tuple[bool, bool, float]:
     fits = cost.memory_bytes <= available and cost.disk_bytes <= task.disk_room
-    unwanted = task.keeps_store and cost.road is Road.MATRIX_FREE
+    unwanted = task.keeps_store and cost.method is ProductMethod.MATRIX_FREE
     return (False, unwanted, cost.seconds) if fits else (True, False, float(cost.memory_bytes))
 
 
-def _gram_seconds(task: ProductTask, tile_rows: int | None) -> float:
+def _gram_seconds(task: LanczosProblem, tile_rows: int | None) -> float:
     if task.kernel.is_precomputed:
         return 0.0
-    values = task.n * task.n / 2 * value_seconds(task.kernel, task.d) / task.threads
+    values = task.n * task.n / 2 * value_seconds(task.kernel, task.float64s_per_row) / task.threads
     return values + budget.gram_seconds(task.n, 0, task.threads, tile_rows)
 
 
-def _cost_dense(task: ProductTask) -> RoadCost:
+def _cost_dense(task: LanczosProblem) -> ProductCost:
     kernel = task.kernel
     stores = build.stores_gram(kernel, task.n, task.tile_rows, "" if task.keeps_store else None, task.is_cluster)
     rows = min(task.n, task.tile_rows or build.TILE_ROWS)
@@ -169,46 +169,65 @@ def _cost_dense(task: ProductTask) -> RoadCost:
     seconds += budget.centring_seconds(task.n) + task.basis_seconds
     seconds += task.products * budget.dense_product_seconds(task.n, task.block_columns)
     need = budget.lanczos_bytes(
-        task.n, task.d, task.full_basis_columns, task.block_columns, kernel.peak_blocks, kernel.landmark_copies
+        task.n,
+        task.float64s_per_row,
+        task.full_basis_columns,
+        task.block_columns,
+        kernel.peak_blocks,
+        kernel.landmark_copies,
     )
-    return RoadCost(Road.DENSE, seconds, need, task.full_basis_columns, *_store_bytes(task, rows if stores else None))
+    return ProductCost(
+        ProductMethod.DENSE,
+        seconds,
+        need,
+        task.full_basis_columns,
+        *_disk_and_task_bytes(task, rows if stores else None),
+    )
 
 
-def _cost_stored(task: ProductTask) -> RoadCost:
+def _cost_stored(task: LanczosProblem) -> ProductCost:
     rows, threads = min(task.n, task.tile_rows or build.TILE_ROWS), cpus.COUNT
     if task.kernel.is_precomputed:
         rows, threads = min(task.n, isqrt(TILE_VALUES)), 1
     seconds = _gram_seconds(task, rows) + task.basis_seconds
     seconds += (task.products + 1) * budget.stored_product_seconds(task.n, task.block_columns)
     need = budget.lanczos_out_of_core_bytes(
-        task.n, task.d, task.small_basis_columns, task.block_columns, rows, threads, task.kernel.landmark_copies
+        task.n,
+        task.float64s_per_row,
+        task.small_basis_columns,
+        task.block_columns,
+        rows,
+        threads,
+        task.kernel.landmark_copies,
     )
-    return RoadCost(Road.STORED, seconds, need, task.small_basis_columns, *_store_bytes(task, rows))
+    return ProductCost(ProductMethod.STORED, seconds, need, task.small_basis_columns, *_disk_and_task_bytes(task, rows))
 
 
-def _cost_matrix_free(task: ProductTask) -> RoadCost:
+def _cost_matrix_free(task: LanczosProblem) -> ProductCost:
     kernel, columns = task.kernel, task.block_columns
-    rows = min(task.n, task.tile_rows or matrix_free.choose_tile_rows(task.n, task.d, columns))
-    value = value_seconds(kernel, task.d)
+    rows = min(task.n, task.tile_rows or matrix_free.choose_tile_rows(task.n, task.float64s_per_row, columns))
+    value = value_seconds(kernel, task.float64s_per_row)
     all_products = task.products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
     tiles = count_tiles(task.n, rows)
     values = _SHARED_SECONDS * rows * rows * tiles * (tiles + 1) / 2
     seconds = values * all_products / task.threads + task.basis_seconds
-    each = budget.product_task_bytes(rows, task.d, columns, kernel.peak_blocks, kernel.landmark_copies)
+    each = budget.matrix_free_task_bytes(
+        rows, task.float64s_per_row, columns, kernel.peak_blocks, kernel.landmark_copies
+    )
     threads = 0 if task.is_cluster else task.threads
     basis_columns = task.small_basis_columns
-    need = budget.lanczos_matrix_free_bytes(task.n, task.d, basis_columns, columns) + threads * each
-    state = budget.lanczos_state_bytes(task.n, basis_columns, columns) if task.keeps_store else 0
-    return RoadCost(Road.MATRIX_FREE, seconds, need, basis_columns, state, each if task.is_cluster else 0)
+    need = budget.lanczos_matrix_free_bytes(task.n, task.float64s_per_row, basis_columns, columns) + threads * each
+    state = budget.lanczos_checkpoint_bytes(task.n, basis_columns, columns) if task.keeps_store else 0
+    return ProductCost(ProductMethod.MATRIX_FREE, seconds, need, basis_columns, state, each if task.is_cluster else 0)
 
 
-def _store_bytes(task: ProductTask, rows: int | None) -> tuple[int, int]:
+def _disk_and_task_bytes(task: LanczosProblem, rows: int | None) -> tuple[int, int]:
     """Return the bytes on disk of a matrix in tiles of some rows, and those of a task; 0 if it is not stored."""
     kernel = task.kernel
     if rows is None or kernel.is_precomputed:
         return 0, 0
-    each = budget.gram_task_bytes(rows, task.d, kernel.peak_blocks, kernel.landmark_copies)
-    return disk_bytes(task.n, task.d, rows), each if task.is_cluster else 0
+    each = budget.gram_task_bytes(rows, task.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies)
+    return disk_bytes(task.n, task.float64s_per_row, rows), each if task.is_cluster else 0
 
 
 def factor_seconds(n: int, threads: int, seconds_per_value: float = 0.0) -> float:
@@ -282,7 +301,7 @@ def _measure_value_seconds(kernel: Kernel, d: int) -> float:
 
 
 def _time_block(kernel: Kernel, X: Array, Y: Array) -> float:
-    """Return the least seconds of several computations of a block."""
+    """Compute a block several times; return the seconds of the fastest."""
     evaluate, buffer, least = kernel.make_evaluator(Y), allocate_aligned(8 * len(X) * len(Y)), inf
     out = buffer.view(np.float64).reshape(len(X), len(Y))
     for _ in range(_REPETITIONS):

@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.background_io import write_behind
+from dkfm.core.background_io import overlap_writes
 from dkfm.core.chunking import row_slices
 from dkfm.errors import DamagedStoreError
 from dkfm.storage.output_files import OutputLocation, PendingFile
@@ -122,7 +122,7 @@ class ChunkFormat(Protocol):
     def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read and check a file of a chunk; return its summary, or None if it is not as this format writes it."""
 
-    def trailer_bytes(self, crc32c: int) -> bytes:
+    def encode_trailer(self, crc32c: int) -> bytes:
         """Return the last bytes of a file with a checksum."""
 
 
@@ -159,7 +159,7 @@ def write_chunk_files(
         Whether the chunk existed already.
     """
     require_current()
-    distrusts_existing_files = distrusts_existing_files or chunk_format.output_location.allows_stale_writes
+    distrusts_existing_files = distrusts_existing_files or chunk_format.output_location.can_receive_stale_writes
     existing = None if distrusts_existing_files else _summarize_or_remove_files(chunk_format, chunk, require_current)
     if existing is not None:
         pieces.close()
@@ -173,12 +173,12 @@ def write_chunk_files(
             for file in files:
                 file.write_piece(piece)
 
-        write_behind(pieces, write_piece, n_pieces)
+        overlap_writes(pieces, write_piece, n_pieces)
         for file in files:
             file.finish()
         require_current()
         contents = [
-            _commit(chunk_format, chunk, number, file, require_current, distrusts_existing_files)
+            _commit_or_keep_existing(chunk_format, chunk, number, file, require_current, distrusts_existing_files)
             for number, file in enumerate(files)
         ]
         return contents, False
@@ -187,10 +187,10 @@ def write_chunk_files(
 def read_chunk_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
     """Read all files of a chunk and return their summaries; None if any is missing or damaged."""
     files = len(chunk_format.file_names(chunk.number))
-    return _all_or_none([_summarize_file(chunk_format, chunk, number) for number in range(files)])
+    return _collect_if_complete([_summarize_file(chunk_format, chunk, number) for number in range(files)])
 
 
-def _all_or_none(files: list[FileSummary | None]) -> list[FileSummary] | None:
+def _collect_if_complete(files: list[FileSummary | None]) -> list[FileSummary] | None:
     sound = [contents for contents in files if contents is not None]
     return sound if len(sound) == len(files) else None
 
@@ -210,16 +210,16 @@ def _summarize_or_remove_files(
     """Return the summaries of a chunk's files if all are sound; remove those that are damaged."""
     names = chunk_format.file_names(chunk.number)
     # A file that is missing now may be written by another driver's task at any moment, and is then not to be removed.
-    present = chunk_format.output_location.file_sizes(names)
+    present = chunk_format.output_location.find_file_sizes(names)
     files = [_summarize_file(chunk_format, chunk, i) if name in present else None for i, name in enumerate(names)]
     damaged = [name for name, contents in zip(names, files, strict=True) if contents is None and name in present]
     if damaged:
         require_current()
         chunk_format.output_location.remove_files(damaged)
-    return _all_or_none(files)
+    return _collect_if_complete(files)
 
 
-def _commit(
+def _commit_or_keep_existing(
     chunk_format: ChunkFormat,
     chunk: Chunk,
     file_number: int,
@@ -292,7 +292,7 @@ def compute_checksum_and_size(file: IO[bytes]) -> tuple[int, int]:
     return checksum, size
 
 
-def invalid_rows(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+def compute_invalid_mask(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Return which rows (n,) contain NaN, or a negative code where values are codes of classes."""
     lowest = values.min(axis=1)
     invalid: npt.NDArray[np.bool_] = lowest < 0 if values.dtype.kind == "i" else np.isnan(lowest)

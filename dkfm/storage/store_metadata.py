@@ -68,14 +68,14 @@ class ArrayInfo:
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
-    dtype: str
+    dtype_name: str
     checksum_bytes: int | None = CRC_BYTES
     """Bytes of the crc32c after the raw values in a chunk file, or 0; None if `raw_chunk_reader` cannot read them."""
 
     @property
     def chunk_file_bytes(self) -> int:
         """Bytes of each chunk file of an array that dkfm wrote: chunks are padded to full size and not compressed."""
-        return prod(self.chunks) * _ITEMSIZES[self.dtype] + CRC_BYTES
+        return prod(self.chunks) * _ITEMSIZES[self.dtype_name] + CRC_BYTES
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ def is_parquet_part_name(name: str) -> bool:
     return _PART_NAME.fullmatch(name) is not None
 
 
-def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
+def read_own_attributes(root: Path, kind: str | None = None) -> dict[str, object]:
     """Return dkfm's own attributes of a store; raise an UnsupportedStoreError for another writer, kind or version.
 
     `kind` is the expected kind, a key of `VERSIONS`; any of them by default.
@@ -208,11 +208,11 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     )
     if _is_link(file):
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    return parse_group(json_reading.read_json(file), root, kind)
+    return parse_own_attributes(json_reading.read_json(file), root, kind)
 
 
-def parse_group(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
-    """Return dkfm's own attributes in the metadata of a group, checked as in `read_group`; `root` is for messages."""
+def parse_own_attributes(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
+    """Return dkfm's own attributes in the metadata of a group, checked; `root` is for messages."""
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
     if (
@@ -236,7 +236,7 @@ def parse_group(metadata: Mapping[str, object], root: object, kind: str | None =
     return own
 
 
-def consolidate(arrays: Mapping[str, object]) -> dict[str, object]:
+def make_consolidated_metadata(arrays: Mapping[str, object]) -> dict[str, object]:
     """Return the consolidated metadata of a group of arrays, from which other readers open it without a listing."""
     return {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
 
@@ -246,7 +246,7 @@ def _is_own_consolidation(consolidated: object, own: Mapping[str, object]) -> bo
     arrays = consolidated.get("metadata") if isinstance(consolidated, Mapping) else None
     if own["kind"] != "scores" or not isinstance(arrays, Mapping):
         return consolidated is None
-    known = consolidated == consolidate(arrays) and sorted(arrays) == own.get("arrays")
+    known = consolidated == make_consolidated_metadata(arrays) and sorted(arrays) == own.get("arrays")
     return known and all(
         isinstance(array, dict) and parse_array_info(array, name, text=True) for name, array in arrays.items()
     )
@@ -272,7 +272,7 @@ def read_array_info(path: Path, *, text: bool = False) -> ArrayInfo:
     return parse_array_info(json_reading.read_json(path / "zarr.json"), path, text=text)
 
 
-def read_source_metadata(path: Path) -> tuple[dict[str, object], ArrayInfo]:
+def read_source_metadata_and_info(path: Path) -> tuple[dict[str, object], ArrayInfo]:
     """Return the metadata of an array of a user's input, and the result of `read_array_info` for it."""
     stat_regular_file_within(path, path / "zarr.json")
     metadata = json_reading.read_json(path / "zarr.json")
@@ -288,11 +288,11 @@ def parse_array_info(
     """
     shape, chunks = (
         parse_axis_lengths(metadata.get("shape")),
-        parse_axis_lengths(_get_configuration(metadata, "chunk_grid", "chunk_shape")),
+        parse_axis_lengths(_get_configuration_value(metadata, "chunk_grid", "chunk_shape")),
     )
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
     is_text = text and dtype == "string"
-    fault, codecs = None, array_metadata_checks.configured_codecs(metadata)
+    fault, codecs = None, array_metadata_checks.parse_codecs(metadata)
     own_codecs = _TEXT_CODECS if is_text else _OWN_CODECS
     kind = metadata.get("zarr_format"), metadata.get("node_type")
     if type(kind[0]) is not int or kind != (3, "array"):
@@ -303,7 +303,11 @@ def parse_array_info(
         fault = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers") not in (None, []):
         fault = "it has storage transformers"
-    elif not (array_metadata_checks.is_supported(metadata.get("codecs"), chunks) if source else codecs == own_codecs):
+    elif not (
+        array_metadata_checks.is_supported_codec_pipeline(metadata.get("codecs"), chunks)
+        if source
+        else codecs == own_codecs
+    ):
         fault = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
         fault = array_metadata_checks.find_size_fault(
@@ -326,9 +330,9 @@ def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
         metadata.get("dimension_names"), len(axes)
     )
     standard = set(metadata) <= _METADATA_KEYS and number and named
-    nested = standard and _get_configuration(metadata, "chunk_key_encoding", "separator") == "/"
+    nested = standard and _get_configuration_value(metadata, "chunk_key_encoding", "separator") == "/"
     codecs = next(
-        (n for n in (1, 2) if nested and array_metadata_checks.configured_codecs(metadata) == _OWN_CODECS[:n]), None
+        (n for n in (1, 2) if nested and array_metadata_checks.parse_codecs(metadata) == _OWN_CODECS[:n]), None
     )
     return None if codecs is None else CRC_BYTES * (codecs - 1)
 
@@ -352,7 +356,7 @@ def _is_link(path: Path) -> bool:
         return False  # opening it fails too, with a message
 
 
-def _get_configuration(metadata: Mapping[str, object], field: str, key: str) -> object:
+def _get_configuration_value(metadata: Mapping[str, object], field: str, key: str) -> object:
     """Return a setting of a regular chunk grid or of default chunk keys; None for other grids and keys."""
     extension = metadata.get(field)
     expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[field]
@@ -381,7 +385,7 @@ def require_chunks(path: Path, info: ArrayInfo) -> None:
             )
 
 
-def read_marker(root: Path) -> dict[str, object]:
+def read_completion_marker(root: Path) -> dict[str, object]:
     """Return the content of the completion marker; raise an IncompleteStoreError if there is none."""
     if _is_link(root / MARKER) or not (root / MARKER).is_file():
         raise IncompleteStoreError(f"{root} has no {MARKER} marker: whatever wrote it did not finish.")

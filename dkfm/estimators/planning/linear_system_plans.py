@@ -9,12 +9,17 @@ from dkfm.core import budget, cpus
 from dkfm.core.chunking import count_tiles
 from dkfm.estimators.fitting import discriminants
 from dkfm.estimators.fitting.ridge import RidgeOptions
-from dkfm.estimators.fitting.solvers import has_gram_memory, require_served
-from dkfm.estimators.planning.gram_plans import PlannedRows, name_place, plan_fit_with_gram, shrink_model
+from dkfm.estimators.fitting.solver_choice import has_gram_memory, require_supported_solver
+from dkfm.estimators.planning.gram_plans import (
+    PlannedRows,
+    plan_fit_with_gram,
+    replace_model_bytes,
+    resolve_gram_folder,
+)
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
-from dkfm.gram import build, matrix_free, roads
-from dkfm.gram.linear_systems import iterative_solver, tile_store, tiled_root, tiled_solves
+from dkfm.gram import build, matrix_free, product_costs
+from dkfm.gram.linear_systems import iterative_solver, tile_store, tiled_inverse_factor, tiled_solves
 from dkfm.numerics.supervised import ridge
 
 _TYPICAL_PRODUCTS = 30
@@ -30,55 +35,55 @@ _TYPICAL_CLASSES = 10
 def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of discriminants."""
     options = estimator._discriminant_options()
-    decomposes = discriminants.decomposes_gram(options, rows.kernel)
+    decomposes = discriminants.is_eigendecomposition_needed(options, rows.kernel)
     reason = discriminants.why_gram(options, rows.kernel)
     plan = _plan_systems(estimator, rows, _Systems(reason, decomposes, _TYPICAL_CLASSES + 1, 1, False))
-    return shrink_model(plan, estimator.n_components or _TYPICAL_CLASSES)
+    return replace_model_bytes(plan, estimator.n_components or _TYPICAL_CLASSES)
 
 
 def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of a regression on one target, or on as many as there are penalties."""
     options = estimator._get_options(RidgeOptions)
     columns = 1 if isinstance(estimator.alpha, str) else int(np.size(estimator.alpha))
-    penalties = options.penalties(columns)
+    penalties = options.resolve_penalties(columns)
     reason = 'alpha="loo" needs eigenvalues'
     if penalties is not None:
         reason = ridge.why_eigenvalues(penalties, np.ones(rows.n), options.on_indefinite)
     factors = 1 if penalties is None else len(np.unique(penalties))
     systems = _Systems(reason, bool(reason), columns, factors, bool(options.leave_one_out))
-    return shrink_model(_plan_systems(estimator, rows, systems), columns)
+    return replace_model_bytes(_plan_systems(estimator, rows, systems), columns)
 
 
 @dataclass(frozen=True)
 class _Systems:
     """Linear systems of a fit."""
 
-    reason: str
+    in_memory_reason: str
     """Why the Gram matrix must be in memory; empty if it need not."""
     by_eigenvalues: bool
     """Whether an eigendecomposition solves them."""
     columns: int
     """Number of right sides."""
-    factors: int
+    n_matrices: int
     """Number of matrices, one for each penalty."""
-    inverts: bool
+    needs_inverse_diagonal: bool
     """Whether the diagonal of the inverse is needed."""
 
 
 def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPlan:
     by_eigenvalues = systems.by_eigenvalues
-    reason = systems.reason or ("a precomputed kernel has no rows" if rows.kernel.is_precomputed else "")
-    require_served(estimator.solver, reason)
+    reason = systems.in_memory_reason or ("a precomputed kernel has no rows" if rows.kernel.is_precomputed else "")
+    require_supported_solver(estimator.solver, reason)
     has_memory = has_gram_memory(rows.n, rows.d, rows.kernel)
     if not reason and (estimator.solver in ("tiled", "cg") or (estimator.solver == "auto" and not has_memory)):
         return _plan_without_gram(estimator, rows, systems)
-    factors = systems.factors * (1 + systems.inverts)
+    factors = systems.n_matrices * (1 + systems.needs_inverse_diagonal)
     squares = budget.EIGENVECTOR_SQUARES if by_eigenvalues else 1
     seconds = budget.eigendecomposition_seconds(rows.n) if by_eigenvalues else factors * budget.cholesky_seconds(rows.n)
     what = "all eigenvectors" if by_eigenvalues else "a Cholesky factor"
-    peak = 0 if by_eigenvalues else rows.fit_bytes(budget.EIGENVECTOR_SQUARES)
+    peak = 0 if by_eigenvalues else rows.estimate_fit_bytes(budget.EIGENVECTOR_SQUARES)
     return plan_fit_with_gram(
-        estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0
+        estimator, rows, what, squares, seconds, peak=peak if peak <= memory.clear_caches_and_measure_memory() else 0
     )
 
 
@@ -97,31 +102,33 @@ def _plan_factor(estimator: Any, rows: PlannedRows) -> _FactorPlan:
     tile_rows = min(n, build.checked_tile_rows(estimator.tile_rows))
     each = budget.factor_task_bytes(tile_rows, rows.d, kernel.peak_blocks, kernel.landmark_copies)
     tiles = tile_store.count_lower_tiles(count_tiles(n, tile_rows))
-    seconds = roads.factor_seconds(n, rows.threads, roads.value_seconds(kernel, rows.d))
+    seconds = product_costs.factor_seconds(n, rows.threads, product_costs.value_seconds(kernel, rows.d))
     seconds += tiles * budget.CHUNK_SECONDS / rows.threads
     return _FactorPlan(tile_rows, each, tile_store.disk_bytes(n, tile_rows), seconds)
 
 
 def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     """Return the plan of a map of all rows whose weights stay on disk: a factor in tiles, and its triangular root."""
-    tiled_root.require_served(rows.kernel)
+    tiled_inverse_factor.require_supported_kernel(rows.kernel)
     n, d, kernel, factor = rows.n, rows.d, rows.kernel, _plan_factor(estimator, rows)
-    each = max(factor.task_bytes, tiled_root.task_bytes(n, factor.tile_rows))
-    tasks = tiled_root.residual_bytes(factor.tile_rows) if rows.is_cluster else rows.threads * each
+    each = max(factor.task_bytes, tiled_inverse_factor.task_bytes(n, factor.tile_rows))
+    tasks = tiled_inverse_factor.residual_bytes(factor.tile_rows) if rows.is_cluster else rows.threads * each
     need = budget.tiled_map_bytes(n, d, tasks, kernel.peak_blocks, kernel.landmark_copies)
-    chunks = count_tiles(n, tiled_root.choose_columns(n)[0])
-    root_seconds = tiled_root.root_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
-    certificate = n * n * (roads.value_seconds(kernel, d) + _CERTIFIED_PRODUCTS * budget.PRODUCT_SECONDS / cpus.COUNT)
+    chunks = count_tiles(n, tiled_inverse_factor.choose_chunk_and_task_columns(n)[0])
+    root_seconds = tiled_inverse_factor.root_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
+    certificate = (
+        n * n * (product_costs.value_seconds(kernel, d) + _CERTIFIED_PRODUCTS * budget.PRODUCT_SECONDS / cpus.COUNT)
+    )
     return FitPlan(
         rows=n,
         columns=d,
         landmarks=n,
         road="a Cholesky factor in tiles on disk, and weights that stay there",
         memory_bytes=need,
-        have_bytes=memory.available_memory(),
+        have_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=need,
-        disk_bytes=factor.disk_bytes + tiled_root.disk_bytes(n) + 8 * n * (d + 1) * rows.is_cluster,
-        place=name_place(estimator),
+        disk_bytes=factor.disk_bytes + tiled_inverse_factor.disk_bytes(n) + 8 * n * (d + 1) * rows.is_cluster,
+        place=resolve_gram_folder(estimator),
         task_bytes=each if rows.is_cluster else 0,
         model_bytes=8 * n * (d + n),
         seconds=factor.seconds + root_seconds + certificate,
@@ -132,27 +139,27 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> 
     """Return the plan of systems without a Gram matrix in memory; of "auto", that of the slower way."""
     n, d, kernel, columns = rows.n, rows.d, rows.kernel, systems.columns
     product = iterative_solver.product_seconds(kernel, n, d, columns, rows.threads)
-    seconds = 2 * n * n * roads.value_seconds(kernel, d) / cpus.COUNT  # the certificate
-    tried = max(0, iterative_solver.count_products(kernel, n, d, columns, rows.threads))
+    seconds = 2 * n * n * product_costs.value_seconds(kernel, d) / cpus.COUNT  # the certificate
+    tried = max(0, iterative_solver.count_affordable_products(kernel, n, d, columns, rows.threads))
     ways, disk, each = [], 0, 0
-    if estimator.solver != "tiled" and not systems.inverts:
+    if estimator.solver != "tiled" and not systems.needs_inverse_diagonal:
         ways.append("conjugate gradients")
         seconds += iterative_solver.preconditioner_seconds(kernel, n, d)
         products = _TYPICAL_PRODUCTS if estimator.solver == "cg" else min(tried, _TYPICAL_PRODUCTS)
-        seconds += systems.factors * product * products
+        seconds += systems.n_matrices * product * products
     if estimator.solver != "cg":
         factor = _plan_factor(estimator, rows)
         ways.append("a Cholesky factor in tiles on disk")
         each = factor.task_bytes
-        seconds += systems.factors * (factor.seconds + 2 * product)
-        kept = systems.factors if estimator.workspace is not None else 1
+        seconds += systems.n_matrices * (factor.seconds + 2 * product)
+        kept = systems.n_matrices if estimator.workspace is not None else 1
         disk = kept * factor.disk_bytes + 8 * n * (d + 1) * rows.is_cluster
-        if systems.inverts:
-            seconds += systems.factors * roads.factor_seconds(n, rows.threads)
+        if systems.needs_inverse_diagonal:
+            seconds += systems.n_matrices * product_costs.factor_seconds(n, rows.threads)
             columns_of_inverse = min(factor.tile_rows, tiled_solves.PANEL_COLUMNS)
             each = max(each, budget.inverse_task_bytes(n, factor.tile_rows, columns_of_inverse))
     piece = matrix_free.choose_tile_rows(n, d, columns)
-    each = max(each, budget.product_task_bytes(piece, d, columns, kernel.peak_blocks, kernel.landmark_copies))
+    each = max(each, budget.matrix_free_task_bytes(piece, d, columns, kernel.peak_blocks, kernel.landmark_copies))
     tasks = 0 if rows.is_cluster else rows.threads * each
     need = budget.tiled_system_bytes(n, d, columns, tasks, kernel.peak_blocks, kernel.landmark_copies)
     if "conjugate gradients" in ways:
@@ -163,10 +170,10 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> 
         landmarks=n,
         road=f"systems by {', or '.join(ways)}",
         memory_bytes=need,
-        have_bytes=memory.available_memory(),
+        have_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=need,
         disk_bytes=disk,
-        place=name_place(estimator) if disk else "",
+        place=resolve_gram_folder(estimator) if disk else "",
         task_bytes=each if rows.is_cluster else 0,
         model_bytes=8 * n * (d + n),
         seconds=seconds,

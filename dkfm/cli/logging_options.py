@@ -17,7 +17,7 @@ _QUIET = "dkfm.quiet"
 """Key of click's `Context.meta`, which all contexts of a command share."""
 
 
-def log_options(command: Callable[..., object]) -> Callable[..., object]:
+def add_logging_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add the options -v, -q and --log-json to a command, and write its log lines to standard error."""
 
     @click.option("-v", "--verbose", is_flag=True, help="Log more: how long each stage took.")

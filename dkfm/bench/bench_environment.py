@@ -33,14 +33,14 @@ Job: TypeAlias = Callable[[Path, Path], object]
 
 
 @dataclass(frozen=True)
-class BenchSite:
+class BenchEnvironment:
     """Cluster and folder of the timed jobs."""
 
     client: "Client"
     """Client of the cluster."""
     folder: Path
     """Folder for all files."""
-    sklearn_chunk_rows: tuple[int, ...]
+    sklearn_chunk_sizes: tuple[int, ...]
     """Rows of a scikit-learn task, ascending; stored rows have chunks of the first size."""
     rounds: int
     """Number of times that each job is timed."""
@@ -50,12 +50,12 @@ class BenchSite:
         """Number of threads of all workers."""
         return sum(self.client.nthreads().values())
 
-    def store_rows(self, rows: int, columns: int, dtype: str = "float64") -> Path:
+    def create_random_rows(self, rows: int, columns: int, dtype: str = "float64") -> Path:
         """Return the path of a stored array of standard normal rows; write the array on the first call."""
         path = self.folder / f"rows-{rows}-{columns}-{dtype}"
         if not path.exists():
-            array = _create_array(path, (rows, columns), self.sklearn_chunk_rows[0], dtype)
-            for part in row_slices(rows, 16 * self.sklearn_chunk_rows[0]):
+            array = _create_array(path, (rows, columns), self.sklearn_chunk_sizes[0], dtype)
+            for part in row_slices(rows, 16 * self.sklearn_chunk_sizes[0]):
                 array[part] = np.random.default_rng(part.start).normal(size=(part.stop - part.start, columns))
         return path / "rows"
 
@@ -65,9 +65,9 @@ class BenchSite:
         estimator.save(path)
         return path
 
-    def make_peer_jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
+    def make_sklearn_jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
         """Return scikit-learn's jobs, by the chunk sizes whose blocks with n points fit into a worker; at least one."""
-        sizes, budget = self.sklearn_chunk_rows, memory.task_budget(self.client, self.threads)
+        sizes, budget = self.sklearn_chunk_sizes, memory.task_budget(self.client, self.threads)
         peer = sklearn_peers.ScatteredPeer.scatter(self.client, fitted, width)
         fitting = [rows for rows in sizes if 3 * 8 * rows * n <= budget] or sizes[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
@@ -85,7 +85,7 @@ def _create_array(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: st
 
 
 def require_agreement(
-    site: BenchSite,
+    site: BenchEnvironment,
     dkfm_jobs: Mapping[str, Job],
     sklearn_jobs: Mapping[str, Job],
     rows: Array,
@@ -97,7 +97,7 @@ def require_agreement(
     `align_signs` or `sample_inner_products`.
     """
     folder = Path(tempfile.mkdtemp(prefix="few-", dir=site.folder))
-    _create_array(folder / "rows", rows.shape, site.sklearn_chunk_rows[0])[...] = rows
+    _create_array(folder / "rows", rows.shape, site.sklearn_chunk_sizes[0])[...] = rows
     scores: dict[str, Array] = {}
     for name, job in {**dkfm_jobs, **sklearn_jobs}.items():
         job(folder / "rows" / "rows", folder / name)
