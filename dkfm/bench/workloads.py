@@ -120,7 +120,7 @@ def _make_sklearn_row(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row
 
 
 def _make_lower_bound_row(times: Times, dtype: str) -> Row:
-    """Return the seconds of the fastest bare arithmetic, a lower bound, and its share of those of the loop and the job."""
+    """Return the seconds of the fastest bare arithmetic, a lower bound, and its share of the loop and of the job."""
     limit = times.find_fastest_name([f"{dtype} {tile}" for tile in _TILE_ROWS])
     return {
         "limit_seconds": times.median(limit),

@@ -205,6 +205,7 @@ def test_the_best_chunk_size_is_the_one_compared_with():
     assert (row["chunk_rows"], row["scikit-learn"], row["times_less"]) == ("100", 2.0, Ratio(2.0, 2.0, 8.0, 3))
 
 
+@pytest.mark.slow
 def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
     X = workloads._normal_rows(60, 5)
     fitted = sklearn_peers.make_sklearn_kernel_pca(1 / 5, 3, "dense").fit(X)

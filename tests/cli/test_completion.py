@@ -57,6 +57,7 @@ def test_commands_options_choices_and_files_are_completed():
     assert complete("fish", "fit", "a", "b", "--kernel", "ga") == ["plain,gaussian"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script(shell):
     environment = os.environ | {"_DKFM_COMPLETE": f"{shell}_source"}

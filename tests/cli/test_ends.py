@@ -160,6 +160,7 @@ def test_streams_that_are_full_or_closed_end_a_command_in_a_sentence(here, strea
     assert dkfm.open_scores("s.zarr").shape == (40, 2)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_ends_a_command_in_a_sentence(here):
     reading, writing = os.pipe()
     os.close(reading)

@@ -154,6 +154,7 @@ def test_a_plan_that_is_refused_is_a_failure_alone_as_json_and_after_the_plan_as
     assert "40 of 3 columns" in run("score model train.npy out --dry-run").stdout
 
 
+@pytest.mark.slow
 def test_what_no_command_expects_ends_with_1_and_is_json_too(here):
     code = "from dkfm.cli import app, inspection\ninspection.describe_store = lambda path: 1 / 0\napp.main()\n"
     ended = subprocess.run(

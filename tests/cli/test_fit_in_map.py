@@ -38,6 +38,7 @@ def test_components_of_a_map(data):
     np.testing.assert_allclose(dkfm.load("pca").transform(X), truth.transform(X), atol=1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("labels", ["x.npy fda --labels y.npy", "x.parquet fda --label-column label --id-column id"])
 def test_discriminants_of_a_map(data, labels):
     X, y = data
@@ -46,6 +47,7 @@ def test_discriminants_of_a_map(data, labels):
     np.testing.assert_array_equal(dkfm.load("fda").predict(X), truth.predict(X))
 
 
+@pytest.mark.slow
 def test_columns_are_those_of_the_map(data):
     X, _ = data
     run("fit x.parquet named --method features --kernel gaussian --param sigma=2 --basis cholesky --columns c,a")

@@ -80,6 +80,7 @@ def test_labels_make_a_classifier_and_loo_chooses_the_penalty(data, source, labe
     assert found.alpha_ == truth.alpha_
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("y", "predicts"), [("--targets two.npy", "values"), ("--labels labels.npy", "labels")])
 def test_a_regression_in_the_features_of_a_map(data, y, predicts):
     X, Y = data

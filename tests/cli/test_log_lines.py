@@ -129,6 +129,7 @@ def test_a_log_file_says_how_far_a_job_is(options, run, tmp_path):
     assert len(lines) >= (1 if options else 31)
 
 
+@pytest.mark.slow
 def test_a_terminal_of_no_width_gets_lines_in_place_of_bars(run):
     """A pseudo-terminal has no width until somebody sets it, as under some schedulers."""
     leader, follower = os.openpty()

@@ -47,6 +47,7 @@ def run(tmp_path, monkeypatch, rng):
     return lambda line: CliRunner().invoke(main, line.split())
 
 
+@pytest.mark.slow
 def test_tasks_are_called_what_they_do_and_each_kind_has_one_name(threaded_client, tmp_path, rng):
     import dask.dataframe as dd
 

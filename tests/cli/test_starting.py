@@ -60,6 +60,7 @@ def stores(tmp_path_factory):
     return folder
 
 
+@pytest.mark.costly
 @pytest.mark.alike
 @pytest.mark.parametrize(
     ("command", "unused"),
@@ -92,6 +93,7 @@ def test_a_command_imports_no_module_that_it_does_not_use(stores, monkeypatch, c
     assert imported & unused <= ZARR
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "call",
     [

@@ -16,6 +16,7 @@ from dkfm.errors import BudgetError
 from dkfm.execution import memory
 
 
+@pytest.mark.slow
 @given(st.integers(2**27, 2**45), st.integers(1, 5000))
 def test_largest_n_is_the_largest_that_fits(available, d):
     n = budget.largest_n_within(available, d)

@@ -46,6 +46,7 @@ def scored(model, source, path, **options):
     return np.asarray(dkfm.open_scores(path))
 
 
+@pytest.mark.costly
 @every_kind
 def test_a_job_takes_columns_of_a_frame_by_name_and_leaves_others_out(pca, kind, tmp_path):
     frame = KINDS[kind](FRAME[SHUFFLED].assign(z=1.0))
@@ -57,6 +58,7 @@ def test_a_job_takes_columns_of_a_frame_by_name_and_leaves_others_out(pca, kind,
         dkfm.plan_score(pca, KINDS[kind](FRAME[["a", "c"]]), tmp_path / "none.zarr")
 
 
+@pytest.mark.costly
 @every_kind
 def test_columns_may_be_named_for_a_model_without_names(kind, tmp_path):
     with warnings.catch_warnings():
@@ -68,6 +70,7 @@ def test_columns_may_be_named_for_a_model_without_names(kind, tmp_path):
         dkfm.plan_score(model, KINDS[kind](FRAME[SHUFFLED]), tmp_path / "warned.zarr")
 
 
+@pytest.mark.costly
 @every_kind
 def test_ids_of_a_frame_are_kept_and_are_no_feature(pca, kind, tmp_path):
     import pyarrow.parquet as pq

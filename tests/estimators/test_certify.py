@@ -90,6 +90,7 @@ def test_sparse_float32_and_strided_rows_are_sampled(convert, X):
     np.testing.assert_array_equal(np.asarray((maps[0].model_.landmarks != kept).sum()), 0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_gram_matrix_is_sampled_in_memory_and_lazily(dtype, X):
     import dask.array as da

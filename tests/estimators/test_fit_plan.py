@@ -39,6 +39,7 @@ def steps(monkeypatch):
     return taken
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("estimator", "n", "road", "step"),
     [

@@ -30,6 +30,7 @@ from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, NotSup
 from helpers.fold_cases import fitted, map_of, require_equal, rows_and_labels
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", ["zarr", "parquet"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_job_writes_codes_decisions_and_chances_in_one_pass(tmp_path, form, dtype):
@@ -164,6 +165,7 @@ def test_a_scaler_that_divides_by_rounding_is_told_with_the_number():
         dkfm.fold(narrow, pair)
 
 
+@pytest.mark.slow
 def test_a_row_that_overflows_has_no_class_in_a_job_and_in_its_verification(tmp_path):
     X, y = rows_and_labels(15, 2, 100)
     product = dkfm.KernelFisher(kernel=kernels.Linear(), shrinkage=1e-6).fit(X / 3, y), 9e306
@@ -242,6 +244,7 @@ def test_it_is_frozen_for_scikit_learn():
     assert axes.set_output(transform="pandas").transform(X).shape == (60, 2)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_one_of_a_fold_is_refused(tmp_path):
     from dkfm.storage.model_store import Record, save_record
 

@@ -180,6 +180,7 @@ def test_data_frames_of_dask_give_series_of_labels_and_named_chances(data):
     np.testing.assert_allclose(fitted.transform(frame), fda.transform(frame), atol=1e-9)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "labels",
     [[7, 2**60, -3], [7.0, -1.0, 1e6], ["b", "a", "ü"], np.array([200, 3, 9], np.uint8)],

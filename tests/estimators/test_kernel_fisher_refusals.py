@@ -71,6 +71,7 @@ def run(tmp_path, monkeypatch, data):
     return lambda line: CliRunner().invoke(main, line.split())
 
 
+@pytest.mark.slow
 def test_the_command_line_fits_it_from_a_file_of_labels(run, data):
     result = run("fit train.npy model --method fisher --labels y.npy --kernel gaussian --param sigma=2 --components 1")
     assert result.exit_code == 0, result.output

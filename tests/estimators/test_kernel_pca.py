@@ -291,6 +291,7 @@ def test_float32_that_does_not_hold_the_scores_is_told(rng):
     KernelPCA(2, dtype="float64").fit(X)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("solver", ["auto", "arpack"])
 def test_a_gram_matrix_of_almost_equal_values_converges(solver, rng):
     X = rng.normal(size=(1000, 100))

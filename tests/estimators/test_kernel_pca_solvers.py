@@ -65,6 +65,7 @@ def test_uncentred_components_are_of_the_gram_matrix_itself(rng):
     np.testing.assert_allclose(pca.reconstruction_error(Z), 1 - (truth**2).sum(axis=1), atol=1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(1.5), kernels.Linear(), kernels.Polynomial(2)])
 def test_the_reconstruction_error_is_the_distance_from_the_span(kernel, rng, tmp_path):
     import dask.array as da

@@ -67,6 +67,7 @@ def test_predictions_and_coefficients_are_scikit_learns(X, Y, rng, columns, alph
     assert np.array_equal(ours.alpha_, alpha)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("by_eigenvalues", [False, True])
 @pytest.mark.parametrize("columns", [0, slice(None)])
 def test_left_out_rows_are_predicted_as_refits_predict_them(X, Y, rng, columns, by_eigenvalues):
@@ -93,6 +94,7 @@ def test_the_penalty_of_a_path_predicts_left_out_rows_best(X, rng):
     np.testing.assert_allclose(found.predict(Z), dkfm.KernelRidge(found.alpha_, **WORDS).fit(X, y, weights).predict(Z))
 
 
+@pytest.mark.slow
 @given(counts=st.lists(st.integers(0, 3), min_size=12, max_size=12).filter(any), alpha=st.sampled_from([1e-6, 0.1, 10]))
 @settings(max_examples=30, deadline=None)
 def test_a_weight_counts_as_repeated_rows(counts, alpha):

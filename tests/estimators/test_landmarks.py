@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 import contracts
 import dkfm
 from dkfm import kernels
-from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotPSDError, UnsupportedStoreError
+from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotPSDError
 from helpers import oracles, strategies
 
 BASES = ["symmetric", "spectral", "cholesky"]
@@ -47,6 +47,7 @@ def test_the_error_of_a_map_on_chosen_landmarks_is_certified(basis, selector, rn
     assert phi.verify(Z).bound <= 1
 
 
+@pytest.mark.slow
 @given(strategies.rows(2, 30), strategies.expressions, st.sampled_from(BASES), st.integers(1, 6))
 @settings(max_examples=40)
 def test_bounds_of_chosen_landmarks_hold_on_any_rows(X, kernel, basis, count):
@@ -84,6 +85,7 @@ def test_landmarks_are_given_by_number_or_as_points(basis, rng):
     assert set(dkfm.ExactFeatureMap(K, basis=basis, landmarks=numbers).fit(X).landmark_indices_) == set(numbers)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize(
     ("selector", "count"), [("uniform", 12), ("pivots", None), ("random_pivots", 12), ([4, 1, 9], None)]
@@ -146,6 +148,7 @@ def test_a_centred_map_is_the_centred_kernel(basis, options, rng):
     assert psi.verify(Z).against.error < 1e-9
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=8)
@@ -169,6 +172,7 @@ def test_weights_that_are_none_are_refused(weights, rng):
         dkfm.ExactFeatureMap(K).fit(rng.normal(size=(9, 2)), sample_weight=weights)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("sigma", [0.3, 3.0], ids=["explicit", "factored"])
@@ -274,6 +278,7 @@ def test_landmarks_of_a_wide_kernel_in_the_cholesky_basis_do_not_pass_for_an_ind
         bound_holds(phi, X, X[::3] + 0.1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 def test_a_tolerance_of_a_map_on_landmarks_is_one_of_all_training_rows(basis, rng):
     X, options = (
@@ -380,20 +385,3 @@ def test_weights_near_the_end_of_the_numbers_have_a_mean(rng):
     X = rng.normal(size=(5, 2))
     psi = dkfm.ExactFeatureMap(K, centered=True).fit(X, sample_weight=np.full(5, 3e307))
     np.testing.assert_allclose(psi.mean_, dkfm.ExactFeatureMap(K, centered=True).fit(X).mean_)
-
-
-@pytest.mark.parametrize("name", ["error_bounds_", "dropped_", "eigenvalues_", "mean_"])
-def test_a_store_whose_arrays_do_not_fit_its_model_is_refused(name, rng, tmp_path):
-    phi = dkfm.ExactFeatureMap(K, basis="spectral", centered=True).fit(rng.normal(size=(30, 2)))
-    setattr(phi, name, np.ones((3, 3)))
-    phi.save(tmp_path / "phi")
-    with pytest.raises(UnsupportedStoreError, match="do not fit its model"):
-        dkfm.load(tmp_path / "phi")
-
-
-def test_a_store_of_another_precision_than_it_says_is_refused(rng, tmp_path):
-    phi = dkfm.ExactFeatureMap(K).fit(rng.normal(size=(30, 2)))
-    phi._params_at_fit["dtype"] = "float32"
-    phi.save(tmp_path / "phi")
-    with pytest.raises(UnsupportedStoreError, match="not of the precision"):
-        dkfm.load(tmp_path / "phi")

@@ -41,6 +41,7 @@ def no_file(monkeypatch):
     monkeypatch.setattr(temporary_folders, "TemporaryFolder", refuse)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("centered", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(2.0), kernels.Polynomial(3), kernels.Laplacian(4.0)], ids=repr)
@@ -83,6 +84,7 @@ def test_a_cluster_gives_the_bits_of_threads(rng, road, processes, tmp_path, mon
     assert left(tmp_path) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("is_sparse", [True, False])
 @pytest.mark.parametrize("centered", [True, False])
 def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, centered, is_sparse):

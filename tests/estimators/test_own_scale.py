@@ -86,6 +86,7 @@ def test_components_of_columns_far_from_0_warn_and_are_not_more_than_the_columns
         assert len(KernelPCA.from_map(phi).eigenvalues_) == 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 def test_two_clusters_far_apart_are_within_the_bound_and_verified(basis, rng, tmp_path):
     X = np.concatenate([rng.normal(size=(100, 3)) + 1e3, rng.normal(size=(100, 3)) - 1e3])
@@ -159,6 +160,7 @@ def test_certificates_and_bounds_of_kernels_of_any_size_are_numbers(factor, basi
         assert 0 < found.certificate_.relative_error < 1e-6
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", ["spectral", "cholesky"])
 def test_few_rows_that_round_more_than_all_others_count_in_the_bound(basis, rng):
     """Three rows that are not in an even sample of 512."""

@@ -130,6 +130,7 @@ def test_what_is_no_gram_matrix_is_refused(make, error, words, points):
         dkfm.ExactFeatureMap("precomputed").fit(make(KERNEL(points[0])))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_gram_that_was_refused_or_fitted(points, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     K = KERNEL(points[0])

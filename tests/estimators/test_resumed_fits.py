@@ -142,6 +142,7 @@ def test_more_products_go_on_from_a_fit_that_did_not_converge(rng, tmp_path, mon
     np.testing.assert_array_equal(found, truth)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["components", "map"])
 def test_a_kill_after_the_search_begins_it_not_anew(kind, rng, tmp_path, monkeypatch, kill_at):
     X = rng.normal(size=(1300, 3))

@@ -28,6 +28,7 @@ def without_memory(monkeypatch):
     monkeypatch.setattr(build, "compute_driver_gram", None)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_regression_is_the_one_in_memory(X, rng, method, weighted, request):
@@ -43,6 +44,7 @@ def test_a_regression_is_the_one_in_memory(X, rng, method, weighted, request):
     assert found.certificate_.error < 1e-9
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_discriminants_are_those_in_memory(X, rng, method, weighted, request):
@@ -120,6 +122,7 @@ def test_discriminants_far_from_the_origin_are_refused_where_systems_would_lose_
         dkfm.KernelFisher(solver="tiled", shrinkage=1e-2).fit(X + 1e5, y)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("factor", [1.01, 4.0, 64.0])
 def test_near_rounding_tiles_are_as_exact_as_the_matrix_in_memory(rng, factor):
     X = rng.normal(size=(600, 3))

@@ -47,6 +47,7 @@ def points(rng):
     return dense[:60], dense[60:]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(3.0), kernels.Cosine(), kernels.Exp(0.1 * kernels.Linear())])
 def test_estimators_take_sparse_rows_as_they_take_dense_ones(kernel, points, tmp_path):
     X, Z = points

@@ -43,12 +43,14 @@ def fitted(request, rng):
     return FITS[request.param](X)
 
 
+@pytest.mark.costly
 @pytest.mark.alike
 def test_a_stored_estimator_measures_what_the_loaded_one_measures(fitted, tmp_path):
     fitted.save(tmp_path / "model")
     assert str(opening.open_stored(tmp_path / "model").verify()) == str(dkfm.load(tmp_path / "model").verify())
 
 
+@pytest.mark.costly
 @pytest.mark.alike
 def test_new_points_are_measured_alike_and_only_for_maps(fitted, tmp_path, rng):
     Z = rng.normal(size=(30, 3))
@@ -83,3 +85,21 @@ def test_an_unknown_estimator_is_refused_alike(tmp_path, rng):
     for read in (dkfm.load, opening.open_stored):
         with pytest.raises(UnsupportedStoreError, match=r"is not an estimator that dkfm can read: KeyError: .*Mine"):
             read(tmp_path / "model")
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["error_bounds_", "dropped_", "eigenvalues_", "mean_"])
+def test_a_store_whose_arrays_do_not_fit_its_model_is_refused(name, rng, tmp_path):
+    phi = dkfm.ExactFeatureMap(K, basis="spectral", centered=True).fit(rng.normal(size=(30, 2)))
+    setattr(phi, name, np.ones((3, 3)))
+    phi.save(tmp_path / "phi")
+    with pytest.raises(UnsupportedStoreError, match="do not fit its model"):
+        dkfm.load(tmp_path / "phi")
+
+
+def test_a_store_of_another_precision_than_it_says_is_refused(rng, tmp_path):
+    phi = dkfm.ExactFeatureMap(K).fit(rng.normal(size=(30, 2)))
+    phi._params_at_fit["dtype"] = "float32"
+    phi.save(tmp_path / "phi")
+    with pytest.raises(UnsupportedStoreError, match="not of the precision"):
+        dkfm.load(tmp_path / "phi")

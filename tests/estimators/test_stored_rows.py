@@ -62,6 +62,7 @@ def test_any_form_gives_a_map_as_exact_as_that_of_memory(options, stored, rng):
     assert not hasattr(found[0], "feature_names_in_")
 
 
+@pytest.mark.slow
 def test_uniform_landmarks_are_those_of_memory(stored):
     X, forms = stored
     options = {"landmarks": "uniform", "n_landmarks": 30, "random_state": 3}
@@ -143,6 +144,7 @@ def test_on_a_cluster_the_map_has_the_bits_of_threads(stored, processes, tmp_pat
     assert left(tmp_path / "w") == []
 
 
+@pytest.mark.slow
 def test_a_plan_foretells_rounds(stored):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-2)
@@ -200,6 +202,7 @@ def test_a_random_state_goes_on_from_fit_to_fit(stored):
     assert (drawn[0][0] != drawn[0][1]).any()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", ["symmetric", "cholesky"])
 def test_landmarks_are_given_by_number_or_as_points(stored, basis):
     X, forms = stored
@@ -254,6 +257,7 @@ def test_sums_of_features_are_the_same_bits_on_a_cluster_and_columns_are_checked
         KernelPCA.from_map(phi, 4, tmp_path / "wide.npy")
 
 
+@pytest.mark.slow
 def test_components_and_discriminants_of_a_path_are_those_of_its_rows(stored):
     X, forms = stored
     y = (X[:, 0] > 0).astype(int)
@@ -273,6 +277,7 @@ def test_a_float32_file_gives_components_of_float32(stored, tmp_path):
     assert pca.model_.dtype == np.float32
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("collection", ["array", "frame"])
 def test_dask_collections_are_computed_by_tasks_and_never_gathered(stored, collection, monkeypatch):
     X, _ = stored
@@ -289,6 +294,7 @@ def test_dask_collections_are_computed_by_tasks_and_never_gathered(stored, colle
     assert read == []
 
 
+@pytest.mark.slow
 def test_a_gram_matrix_in_a_file_is_no_rows(stored, tmp_path, monkeypatch):
     X, _ = stored
     monkeypatch.chdir(tmp_path)

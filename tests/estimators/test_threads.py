@@ -42,6 +42,7 @@ def watch(monkeypatch):
     return seen
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
 def test_threads_change_no_bit(basis, rng, monkeypatch, watch):
     fitted = ExactFeatureMap(kernels.Gaussian(2.0), basis=basis).fit(rng.normal(size=(30, 3)))

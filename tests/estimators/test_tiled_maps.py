@@ -36,6 +36,7 @@ def small_panels(monkeypatch):
     monkeypatch.setattr(streamed_weights, "PANEL_BYTES", 30 * 90 * 8)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_tiled_maps_obey_the_laws(kernel, rng, tmp_path):
     X, Z = rng.normal(size=(90, 3)), rng.normal(size=(31, 3))
@@ -48,6 +49,7 @@ def test_tiled_maps_obey_the_laws(kernel, rng, tmp_path):
     np.testing.assert_array_equal(phi.model_.landmarks, X)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_a_tiled_map_is_as_exact_as_one_in_memory(kernel, rng, tmp_path):
     X, Z = rng.normal(size=(120, 4)), rng.normal(size=(40, 4))

@@ -89,6 +89,7 @@ def _threads_seen(X, Y):
     return np.full((len(X), len(Y)), max(blas_threads()), dtype=float)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["processes", "inside", "pool"])
 def test_tasks_have_one_blas_thread_and_the_driver_all_of_them_after(kind, request, tmp_path, rng):
     before = blas_threads()
@@ -100,6 +101,7 @@ def test_tasks_have_one_blas_thread_and_the_driver_all_of_them_after(kind, reque
     assert blas_threads() == before
 
 
+@pytest.mark.slow
 def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_path, rng, monkeypatch):
     from dkfm.core.cpus import COUNT
 

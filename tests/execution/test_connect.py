@@ -101,6 +101,7 @@ def scheduler_alone():
         yield cluster
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("line", ["score m i o", "bench --quick"])
 def test_a_cluster_without_workers_is_told_of_and_waited_for_as_long_as_asked_for(scheduler_alone, monkeypatch, line):
     monkeypatch.setattr(current_client, "_MESSAGE_AFTER", 0.2)
@@ -145,6 +146,7 @@ def test_there_is_no_waiting_without_a_scheduler(line):
     assert "--wait-for-workers belongs to --scheduler." in result.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", ["[::1]:1", "127.0.0.1:1", "localhost:1", "nowhere.invalid"])
 def test_a_host_with_a_port_or_without_is_an_address(spec, monkeypatch):
     monkeypatch.setattr(sys.modules["dkfm.execution.clusters.connect"], "_ANSWER_TIMEOUT", 0.2)

@@ -41,6 +41,7 @@ def user_kernel(X, Y):
     return X @ Y.T
 
 
+@pytest.mark.slow
 def test_limits_of_tasks_with_and_without_scipy_reach_all_libraries_and_are_lifted():
     threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", LIMITS], env={**os.environ, **threads}, check=True)

@@ -76,6 +76,7 @@ def uneven(tmp_path):
     return opened
 
 
+@pytest.mark.slow
 def test_a_worker_with_too_little_memory_is_left_aside_by_a_job_and_by_its_plan(uneven, tmp_path, rng):
     pca, Z = dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(20, 3))), rng.normal(size=(200, 3))
     with uneven("1MB", "8GB") as (client, (small, large)):
@@ -111,6 +112,7 @@ def test_workers_that_all_have_too_little_memory_are_refused_with_the_largest(un
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_no_worker_is_left_aside_whose_memory_holds_a_task_that_reads_weights_from_the_store(
     threaded_client, tmp_path, rng, monkeypatch
 ):

@@ -155,6 +155,7 @@ def test_the_command_fit_removes_its_gram_when_it_is_told_to_end(temporary, tmp_
     assert left(temporary) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_a_store_whose_writer_was_ended_leaves_nothing_beside_the_next_one(tmp_path, rng, ending):
     with process(SAVING, tmp_path) as writer:
@@ -324,6 +325,7 @@ def test_a_large_temporary_store_is_announced_with_its_size_and_place(temporary,
         phi.transform(da.ones((4, 2)))
 
 
+@pytest.mark.slow
 def test_a_temporary_store_that_does_not_fit_is_refused_with_both_numbers_before_it_is_begun(
     temporary, rng, monkeypatch
 ):

@@ -274,6 +274,7 @@ def test_a_tile_that_is_lost_from_a_finished_gram_is_told(tmp_path, rng):
         dkfm.build_gram(K, X, tmp_path / "gram")
 
 
+@pytest.mark.slow
 def test_builds_of_one_gram_at_once_all_end_with_it(tmp_path, rng):
     X = rng.normal(size=(60, 3))
     truth = oracles.gaussian(X, X, 2.0)

@@ -113,6 +113,7 @@ def test_a_damaged_state_is_none(tmp_path, damage):
     assert found(tmp_path) == ({}, {})
 
 
+@pytest.mark.slow
 def test_a_second_process_at_the_same_fit_keeps_nothing(tmp_path):
     code = (
         "import sys, numpy as np\nfrom dkfm import kernels\nfrom dkfm.gram.checkpoints import open_checkpoint\n"

@@ -2,10 +2,12 @@
 
 
 def select_cases(cases):
-    """Return cases of one test: every third of those that are alike, else so many that each value occurs in one.
+    """Return cases of one test: one if they are costly, every third if they are alike, else each value in one of them.
 
     Parameters that one decorator gives together are one value. A case with more new values comes before one with fewer.
     """
+    if cases[0].get_closest_marker("costly"):
+        return cases[:1]
     if cases[0].get_closest_marker("alike"):
         return cases[::3]
     values = {case: _list_values(case) for case in cases}

@@ -130,6 +130,7 @@ def test_rows_that_are_too_many_for_a_gram_matrix_are_refused_before_they_are_re
         dkfm.compare_kernels([K1], rows, np.zeros(100_000, int))
 
 
+@pytest.mark.slow
 def test_an_embedding_keeps_neighbours_together_and_is_the_same_twice(rng):
     labels = np.repeat([0, 1], 40)
     X = rng.normal(size=(80, 5)) + 8 * labels[:, np.newaxis]
@@ -165,6 +166,7 @@ def test_the_pictures_are_the_same_of_the_same_rows(text, rows):
     assert re.findall(r"base64,([^\"]+)", text) == re.findall(r"base64,([^\"]+)", again)
 
 
+@pytest.mark.slow
 def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictures(rows, monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
     text = dkfm.compare_kernels([K1], *rows[:2], embedding=True).to_html()

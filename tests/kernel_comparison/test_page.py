@@ -168,6 +168,7 @@ def test_columns_of_a_table_are_taken_by_name_on_both_sides(folder, rows):
     assert found["rank"] == expected.compared[0].rank
 
 
+@pytest.mark.slow
 def test_labels_that_matplotlib_would_read_otherwise_are_drawn_as_they_are(rows):
     X, y, Z, t = rows
     names = np.array(["$\\bad{$", "_hidden", "$x$"])

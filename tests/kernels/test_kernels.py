@@ -70,6 +70,7 @@ def test_random_expressions_obey_the_laws(kernel, data):
     contracts.check_kernel(kernel, X, data.draw(strategies.rows(1, 5, st.just(d))))
 
 
+@pytest.mark.slow
 @given(strategies.histogram_expressions, st.data())
 def test_random_expressions_of_histograms_obey_the_laws(kernel, data):
     d = data.draw(st.integers(1, 7))

@@ -218,6 +218,7 @@ def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_as
     np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), fitted.transform(rows), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_large_model_with_a_function_is_spilled_and_read_back_in_a_worker(module, tmp_path, rng):
     import pickle
 

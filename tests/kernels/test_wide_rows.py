@@ -27,6 +27,7 @@ def test_values_of_wide_rows_keep_their_digits(seed: int, sparse: bool) -> None:
     assert np.abs(RationalQuadratic(2.0, 1.0)(rows, shared) - (1 + squares / 4) ** -2.0).max() <= 1e-11
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", ["cholesky", "spectral"])
 def test_bounds_hold_for_rows_of_mixed_lengths(basis: str) -> None:
     for seed in range(12):

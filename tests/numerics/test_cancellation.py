@@ -91,6 +91,7 @@ def test_components_that_are_what_centring_left_are_not_counted(kernel, shift, r
     assert len(KernelPCA.from_map(ExactFeatureMap(kernel, basis="spectral").fit(X)).eigenvalues_) == 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("of_a_map", [False, True])
 def test_the_certificate_sees_each_of_many_components(of_a_map, rng):
     X = rng.normal(size=(700, 4))

@@ -144,6 +144,7 @@ def with_head(phi, **changes):
     return made
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize(
     ("sigma", "centered"),
@@ -163,6 +164,7 @@ def test_any_single_weight_that_changed_by_a_millionth_fails(basis, sigma, cente
             with_head(phi, weights=changed).verify()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("options", [{}, {"landmarks": "pivots", "n_landmarks": 60}], ids=["all", "some"])
 def test_damaged_landmarks_offsets_and_rotations_fail(basis, options, rng):

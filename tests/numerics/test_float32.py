@@ -16,6 +16,7 @@ from dkfm.scoring import tasks
 BASES = ["symmetric", "spectral", "cholesky"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize(
     "kernel",
@@ -100,6 +101,7 @@ def test_a_kernel_says_whether_an_offset_matters_to_it(kernel, invariant, rng):
     assert same or not invariant
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 def test_batch_scores_are_float32_from_the_task_to_the_reader(basis, rng, tmp_path):
     X, Z = rng.normal(size=(100, 3)), rng.normal(size=(70, 3))
@@ -178,6 +180,7 @@ def test_float32_components_are_cut_where_scikit_learn_cuts_them(rng):
     assert abs(len(ours) - len(theirs)) <= 1  # rounding may move the last of them over the cut
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("output", ["features", "residual"])
 @pytest.mark.parametrize(
     "kernel",

@@ -146,6 +146,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dkfm.errors.DkfmWarning")
 @given(
     st.integers(0, 10**6), st.sampled_from(KERNELS), st.sampled_from(BASES), st.sampled_from([None, 1e-3, "uniform"])

@@ -63,6 +63,7 @@ def test_pivots_obey_the_laws_on_any_rows_and_kernels(X, kernel, tol):
         pivot_laws(found, kernel, X, tol)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sigma", [0.05, 0.5, 3.0])
 def test_more_pivots_than_one_block_of_columns_are_the_same_both_ways(sigma, rng):
     k, X = kernels.Gaussian(sigma), rng.normal(size=(900, 2))
@@ -74,6 +75,7 @@ def test_more_pivots_than_one_block_of_columns_are_the_same_both_ways(sigma, rng
     assert abs(len(of_gram.row_indices) - len(by_columns.row_indices)) <= 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kernel", "X", "rank"),
     [

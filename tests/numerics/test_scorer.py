@@ -67,6 +67,7 @@ def truth_and_bound(model, Z, name):
     return product, error
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 300), st.integers(1, 7), st.integers(1, 5), st.integers(1, 60)),

@@ -80,6 +80,7 @@ def require_direct_choice(kernel, X, y, w=None):
     assert choose(K, classes) == shrinkage.choose_shrinkage_by_folds(K, classes, "raise") == best(right)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
@@ -90,12 +91,14 @@ def test_the_closed_form_predicts_what_a_fit_of_each_fold_predicts(kernel, share
     require_direct_choice(kernel, X, y, w)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_rows_given_twice_are_predicted_from_their_copies(kernel):
     X, y = draw(SHARES["balanced"], 0, 60)
     require_direct_choice(kernel, np.vstack([X, X]), np.append(y, y))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("n", [12, 40])
 def test_more_columns_than_rows_have_as_many_features_as_rows_less_one(n, rng):
     require_direct_choice(kernels.Linear(), rng.normal(size=(n, 60)), np.arange(n) % 3)

@@ -37,6 +37,7 @@ def test_components_of_an_estimator_are_those_of_its_transform(estimator, title,
     assert (axes.get_title(), axes.get_xlabel()) == (title, f"{name} 1")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("estimator", [dkfm.KernelPCA(2, kernel=GAUSSIAN), dkfm.ExactFeatureMap(GAUSSIAN, tol=0.1)])
 def test_novelty_of_an_estimator_is_that_of_its_score(estimator, rows):
     estimator.fit(rows)

@@ -87,6 +87,7 @@ def test_of_many_rows_a_seeded_sample_is_drawn_and_the_picture_says_so(rng):
     assert notes_of(plotting.components(scores[:5000])) == []
 
 
+@pytest.mark.slow
 def test_what_two_dask_arrays_share_is_computed_once_and_only_where_rows_are_drawn():
     seen = []
 
@@ -101,6 +102,7 @@ def test_what_two_dask_arrays_share_is_computed_once_and_only_where_rows_are_dra
     assert len(seen) == len(set(seen)) <= 200
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn_on_the_axes_that_are_given_and_no_figure_is_made(rng):
     _, places = plt.subplots(2, 4)
     before, X = plt.get_fignums(), rng.normal(size=(40, 2))
@@ -184,6 +186,7 @@ def test_decision_regions_have_the_colours_of_their_points(rng):
     assert len(plotting.decision_regions(Halves(), da.from_array(X)).collections) == 2
 
 
+@pytest.mark.slow
 def test_contours_draw_each_component_over_the_plane(rng):
     X = rng.normal(size=(60, 2))
     pca = dkfm.KernelPCA(10, kernel=kernels.Gaussian(1.0)).fit(X)

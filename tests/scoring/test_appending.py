@@ -66,6 +66,7 @@ def test_files_that_sort_before_others_come_after_them(folder):
     assert [name for name, _, _ in names] == ["m.parquet", "a.parquet"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("output", ["out", "out.parquet"])
 def test_what_is_lost_after_files_were_appended_is_made_again_in_their_order(output, folder):
     folder.add(m=35).score(output)
@@ -140,6 +141,7 @@ def test_other_settings_and_other_inputs_are_refused(folder, rng):
             dkfm.batch_score(folder.root / "model", source, folder.root / "out", append=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("how", ["gone", "damaged", "of another output"])
 def test_an_output_that_did_not_note_its_files_notes_them_while_they_are_the_same(how, folder):
     folder.add(m=25).score()
@@ -200,6 +202,7 @@ def test_files_that_were_written_to_with_their_times_put_back_are_scored_again(f
     folder.check()
 
 
+@pytest.mark.slow
 def test_the_journal_does_not_grow_with_every_append(folder):
     folder.add(a=12).score()
     counts = []
@@ -260,6 +263,7 @@ def test_files_that_come_while_new_ones_are_scored_are_left_for_the_next_time(fo
     folder.check()
 
 
+@pytest.mark.slow
 def test_on_a_cluster_workers_read_the_order_from_the_output(client, folder):
     folder.add(m=35).score(client=client)
     folder.add(a=22, z=4).score(client=client)

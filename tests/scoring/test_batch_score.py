@@ -371,6 +371,7 @@ def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatc
     assert small.file_seconds - large.file_seconds == pytest.approx(more * budget.CHUNK_SECONDS / large.threads)
 
 
+@pytest.mark.slow
 def test_the_time_of_a_plan_is_that_of_its_kernel(tmp_path, monkeypatch):
     (tmp_path / "plain_product.py").write_text("def product(x, y):\n    return float(max(x @ y for _ in range(20)))\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -107,6 +107,7 @@ def require_scores(model, target, rows):
     np.testing.assert_allclose(values(target), dkfm.load(model).transform(rows), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("replace", [False, True], ids=["in place", "by another file"])
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_that_change_during_a_job_complete_nothing_though_their_times_are_put_back(

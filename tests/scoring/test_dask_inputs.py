@@ -46,6 +46,7 @@ def values(target):
     return np.asarray(dkfm.open_scores(target).compute())
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 @pytest.mark.parametrize("chunks", [(300, 4), (37, 4), (37, 3), ((100, 0, 200), (1, 1, 1, 1))])
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: xr.DataArray(rows, dims=("row", "column"))])
@@ -74,6 +75,7 @@ def test_a_dask_frame_is_taken_by_name_in_any_order_with_ids(pca, frame, tmp_pat
     assert score(pca, some, tmp_path / "out.parquet", id_column="key").scored_chunks == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["int64", "string", "category"])
 def test_a_zarr_output_has_the_ids_of_a_dask_frame(dtype, pca, frame, tmp_path):
     ids = pd.Series(range(300), frame.index).astype("string" if dtype == "category" else dtype).astype(dtype)
@@ -90,6 +92,7 @@ def test_a_zarr_output_of_a_dask_frame_refuses_what_it_does_not_keep(pca, frame,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["customer", None])
 def test_the_index_of_pandas_may_be_the_ids(name, pca, frame, tmp_path):
     indexed = frame.set_index(pd.Index([f"c{number}" for number in range(300)], name=name))[NAMES]
@@ -102,6 +105,7 @@ def test_the_index_of_pandas_may_be_the_ids(name, pca, frame, tmp_path):
         assert pd.read_parquet(tmp_path / "c.parquet")[name].tolist() == indexed.index.tolist()
 
 
+@pytest.mark.slow
 def test_on_a_cluster_workers_compute_and_write_the_blocks(client, pca, frame, tmp_path):
     X = da.from_array(frame[NAMES].to_numpy(), chunks=(37, 4)) + 0
     score(pca, X, tmp_path / "out", client=client)
@@ -133,6 +137,7 @@ def test_a_job_resumes_an_equal_collection_and_refuses_another_one(pca, frame, t
         score(pca, da.from_array(X, chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("make", "words"),
     [

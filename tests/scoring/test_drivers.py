@@ -91,6 +91,7 @@ def targets(tmp_path):
     return tmp_path / "out", tmp_path / "out.parquet"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("begun_only", [False, True])
 def test_a_driver_goes_on_with_an_output_that_another_one_created_just_now(job, tmp_path, monkeypatch, begun_only):
     create = output_store.create_output
@@ -159,6 +160,7 @@ def together(monkeypatch, act, drivers=DRIVERS):
         return list(pool.map(lambda _: act(), range(drivers)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["out", pytest.param("out.parquet", marks=pytest.mark.slow)])
 def test_three_threads_create_one_output_together_and_each_finishes_it(job, tmp_path, monkeypatch, name):
     reports = together(monkeypatch, lambda: score(job, tmp_path / name))
@@ -177,6 +179,7 @@ def test_three_threads_go_on_with_one_output_together(job, tmp_path):
         require_finished(job, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_chunk_without_a_receipt_stays_where_it_is_right_and_is_replaced_where_it_is_not(job, tmp_path):
     target = tmp_path / "out"
     score(job, target)

@@ -111,6 +111,7 @@ def test_a_file_or_an_output_that_became_a_link_completes_nothing(model, tmp_pat
     assert not (tmp_path / "out" / "_COMPLETE").exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 @pytest.mark.parametrize("name", ["thesis.txt", "scores/thesis.txt", "scores/c/17/0", "part-00017.parquet"])
 def test_a_foreign_file_in_an_output_completes_nothing_and_is_left(model, tmp_path, monkeypatch, target, name):

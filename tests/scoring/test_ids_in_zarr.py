@@ -59,6 +59,7 @@ def test_any_ids_in_any_chunks_are_read_as_they_were(ids, chunk_rows):
         assert dkfm.verify_scores(target, Path(folder) / "rows.parquet").rows == len(ids)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint32(), pa.string(), pa.large_string()], ids=str)
 def test_ids_of_any_integers_and_texts_are_kept(tmp_path, kind):
     ids = pa.array([7, 3, 5, 7, 100]).cast(kind)
@@ -81,6 +82,7 @@ def test_xarray_opens_them_lazily_as_a_coordinate(tmp_path, text):
         np.testing.assert_array_equal(chosen, np.asarray(dkfm.open_scores(target))[7:8])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("finished", [False, True])
 def test_damage_to_a_chunk_of_ids_is_found_and_mended_by_the_same_command(tmp_path, text, finished):

@@ -96,6 +96,7 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
         dkfm.verify_scores(tmp_path / "out", made / "rows.npy")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
 @pytest.mark.parametrize(
@@ -149,6 +150,7 @@ def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(m
     assert score(made, tmp_path / "out").scored_chunks == 5
 
 
+@pytest.mark.slow
 def test_segments_stay_few_however_long_a_job_is(tmp_path, monkeypatch):
     now = 0.0
     monkeypatch.setattr(receipts.time, "monotonic", lambda: now)
@@ -167,6 +169,7 @@ def test_segments_stay_few_however_long_a_job_is(tmp_path, monkeypatch):
     assert len(set(puts)) == len(puts)
 
 
+@pytest.mark.slow
 def test_a_window_of_tasks_is_all_that_a_job_holds(made, tmp_path, monkeypatch):
     most = 0
     start = task_runner._Run._start

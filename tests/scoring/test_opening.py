@@ -61,6 +61,7 @@ def calls_of_opening(path):
     return calls
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 def test_opening_opens_and_lists_the_same_for_any_number_of_chunks(made, place, form):
     few, many = (score(made, f"{place}/{rows}{form}", chunk_rows=rows) for rows in (50, 2))
@@ -152,6 +153,7 @@ def test_receipts_come_back_from_a_marker_as_they_were(finished, data, chunks, l
 IMPOSSIBLE = [True, False, 1.0, 1.5, -1, 2**63, 10**400, "1", None, [], {}]
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     number=st.integers(0, 4),
@@ -177,6 +179,7 @@ def test_tables_of_receipts_have_one_name_if_and_only_if_they_are_equal(finished
     assert names[0] == names[1] != names[2]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 def test_a_task_that_reads_a_chunk_is_as_small_for_many_chunks(made, tmp_path, form):
     def largest_task(rows):
@@ -188,6 +191,7 @@ def test_a_task_that_reads_a_chunk_is_as_small_for_many_chunks(made, tmp_path, f
     assert largest_task(1) <= largest_task(20) + 100
 
 
+@pytest.mark.costly
 def test_what_opening_does_not_read_is_found_where_it_is_read(made, place):
     """Chunks of the same size: only their bytes tell."""
     for form in FORMS:

@@ -73,6 +73,7 @@ def test_pieces_of_wide_rows_share_a_row_group_and_columns_share_a_write(tmp_pat
     assert len(sizes) <= 2 + path.stat().st_size // 2**19
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("output", [None, ["predict", "decision_function"]])
 def test_rows_without_scores_are_null_to_other_readers_and_as_in_a_store_to_ours(tmp_path, rng, output):
     rows, n_invalid = rng.normal(size=(300, 3)), 7

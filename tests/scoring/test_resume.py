@@ -74,6 +74,7 @@ def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_pa
     shutil.rmtree(target)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("change", "words"),
     [

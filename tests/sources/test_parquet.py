@@ -32,6 +32,7 @@ def in_another_process(source):
 layouts = st.lists(st.lists(st.integers(1, 7), max_size=4), min_size=1, max_size=4).filter(any)
 
 
+@pytest.mark.slow
 @given(layouts, st.data())
 def test_any_slices_of_any_layout_of_files_and_row_groups_give_the_rows_of_the_table(layout, data):
     rows = np.random.default_rng(len(layout)).normal(size=(sum(map(sum, layout)), 3))

@@ -172,6 +172,7 @@ def test_importing_the_sources_does_not_load_pyarrow():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_folder_of_files_scores_as_its_rows_do(dtype, rows, tmp_path):
     pca = dkfm.KernelPCA(2, kernel=dkfm.kernels.Gaussian(2.0), dtype=dtype).fit(rows[:100])

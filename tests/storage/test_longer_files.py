@@ -18,6 +18,7 @@ def model(tmp_path):
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 def test_every_file_of_a_model_is_held_against_its_size_before_it_is_read(model):
     files = [path for path in model.rglob("*") if path.is_file()]

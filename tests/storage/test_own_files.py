@@ -37,6 +37,7 @@ def run(*words):
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [f".mythesis.{HEX}.partial", f"scores/c/.mine.{HEX}.partial", "empty/", "scores/x/"])
 def test_overwriting_refuses_where_there_is_something_foreign(pca, tmp_path, name):
     for path, make in ((tmp_path / "out.zarr", score), (tmp_path / "model", lambda m, p, **o: m.save(p, **o))):
@@ -52,6 +53,7 @@ def test_overwriting_refuses_where_there_is_something_foreign(pca, tmp_path, nam
         assert mine.exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [f".mythesis.{HEX}.partial", f"scores/c/.mine.{HEX}.partial"])
 def test_a_finished_job_sweeps_only_its_own_partial_files(pca, tmp_path, name):
     score(pca, tmp_path / "out.zarr")
@@ -148,6 +150,7 @@ def tree(folder):
     return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("read", ["in.zarr", "in.zarr/rows", "link.zarr/rows"])
 @pytest.mark.parametrize("written", ["in.zarr/out", "in.zarr/deep/out", "in.zarr/rows/out", "link.zarr/out"])
 def test_no_output_lies_in_its_input(pca, group, tmp_path, read, written):

@@ -22,6 +22,7 @@ def stored(path, values, chunks, **options):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_layout_reads_as_zarr_reads_it(tmp_path_factory, data):

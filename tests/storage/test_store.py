@@ -55,6 +55,7 @@ def contents(folder):
     return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 def test_a_loaded_estimator_is_the_saved_one(estimator, rows, rng, tmp_path):
     contracts.check_store(estimator.fit(rows), rng.normal(size=(9, 3)), tmp_path / "model")

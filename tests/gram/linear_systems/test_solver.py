@@ -23,6 +23,7 @@ def system(rng):
     return X, weights, B, roots[:, None] * KERNEL(X) * roots + 0.1 * np.eye(300)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", ["auto", "tiled", "cg"])
 @pytest.mark.parametrize("as_rows", [np.asarray, csr_array])
 def test_each_method_solves_the_system(system, method, as_rows):
@@ -33,6 +34,7 @@ def test_each_method_solves_the_system(system, method, as_rows):
     np.testing.assert_allclose(found.residuals, residuals, rtol=0.1, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_auto_takes_gradients_that_converge_and_a_factor_where_they_do_not(system, monkeypatch):
     X, weights, B, A = system
     monkeypatch.setattr(iterative_solver, "count_affordable_products", lambda *given: 100)
@@ -70,6 +72,7 @@ def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
         SystemSolver(KERNEL, X, weights, "cg", OPTIONS).solve(0.1, B)
 
 
+@pytest.mark.slow
 def test_an_indefinite_matrix_is_found_by_both(rng, monkeypatch):
     monkeypatch.setattr(solver, "_MAX_PRODUCTS", 40)
     X, B = rng.normal(size=(200, 3)), rng.normal(size=(200, 1))

@@ -60,6 +60,7 @@ def test_the_factor_times_its_transpose_is_the_matrix(n, tile_rows, weighted, ke
     assert (np.abs(L @ L.T - A) / scales).max() <= 4 * (n + 8) * EPS
 
 
+@pytest.mark.slow
 def test_tiles_have_the_same_bits_on_threads_on_a_cluster_and_of_sparse_rows(
     rng, threaded_client, tmp_path, monkeypatch
 ):

@@ -60,6 +60,7 @@ def test_the_root_is_the_inverse_of_the_factor_of_the_matrix(n, tile_rows, kerne
     assert abs(residuals.lowest) <= 100 * EPS
 
 
+@pytest.mark.slow
 def test_a_root_has_the_same_bits_on_threads_and_on_a_cluster(
     rng, small_chunks, threaded_client, tmp_path, monkeypatch
 ):
@@ -69,6 +70,7 @@ def test_a_root_has_the_same_bits_on_threads_and_on_a_cluster(
     np.testing.assert_array_equal(compute(MIXED, X, tmp_path / "threads")[2], on_cluster)
 
 
+@pytest.mark.slow
 def test_a_killed_root_goes_on_with_the_missing_chunks_and_mends_one_that_is_damaged(
     rng, small_chunks, tmp_path, monkeypatch
 ):
@@ -171,6 +173,7 @@ def test_too_small_a_disk_or_memory_is_refused_with_both_numbers_before_the_fact
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_task_takes_the_memory_that_its_budget_says(rng, tmp_path):
     X = rng.normal(size=(1500, 10))
     compute(MIXED, X, tmp_path, 200)

@@ -42,6 +42,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", SPECTRA)
 @pytest.mark.parametrize("q", [7, *(pytest.param(q, marks=pytest.mark.slow) for q in (1, 20))])
 def test_pairs_are_those_of_lapack(name, q):
@@ -50,6 +51,7 @@ def test_pairs_are_those_of_lapack(name, q):
     require_pairs(found, A, q)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["separated", "flat", "of low rank", "of both signs"])
 def test_a_basis_that_is_full_goes_on_from_its_best(name):
     A = with_spectrum(SPECTRA[name])

@@ -74,6 +74,7 @@ def test_a_chunk_that_decodes_to_another_size_than_its_own_takes_no_memory_and_i
     require_refused(reader.ask("source", tmp_path / "x"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("data", [zstd_of(8 * VALUES), zstd_of(8 * VALUES, 8 * VALUES)], ids=["unstated", "stated"])
 def test_what_other_writers_compress_is_read(reader, tmp_path, data):
     array_of(tmp_path / "x", "zstd", data)

@@ -161,6 +161,7 @@ def test_npy_files_of_any_order_and_dtype_read_as_numpy_does(dtype, order, tmp_p
     np.testing.assert_array_equal(npy.load_npy(tmp_path / "x.npy"), stored)
 
 
+@pytest.mark.slow
 def test_rows_outlive_a_file_that_is_cut_short(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((100_000, 4)))
     code = (
@@ -188,6 +189,7 @@ def test_a_npy_file_that_is_cut_while_it_is_read_is_an_error(dtype, order, tmp_p
         source.read(slice(3, 9))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("read", [open_source, lambda path: option_parsing.read_labels(str(path), "--labels")])
 def test_a_header_of_gigabytes_takes_no_memory(read, tmp_path):
     code = (

@@ -251,6 +251,7 @@ FILES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("change", "name"), FILES.values(), ids=FILES)
 def test_a_source_whose_files_are_not_those_of_chunks_is_refused_before_one_is_opened(reader, sound, change, name):
     store = sound(name)
