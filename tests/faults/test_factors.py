@@ -61,7 +61,7 @@ def wait_for_a_tile(target, driver):
 
 
 @pytest.mark.parametrize("kind", TILES)
-@numbers(2, 20)
+@numbers(1, 20)
 def test_killed_workers_change_no_bit(train, temporary, tmp_path, kind, faults):
     rng = np.random.default_rng(faults)
     with Site(tmp_path / "site") as site:

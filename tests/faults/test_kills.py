@@ -12,7 +12,7 @@ from helpers import harness
 from helpers.harness import TOTALS, Site, numbers, process, run, sentence, wait_for
 
 
-@numbers(10, 200)
+@numbers(4, 200)
 def test_killed_workers_cost_time_and_no_row(job, tmp_path, faults):
     rng, number = np.random.default_rng(faults), 0
     with Site(tmp_path / "site") as site:
@@ -28,7 +28,7 @@ def test_killed_workers_cost_time_and_no_row(job, tmp_path, faults):
             job.settle(target)
 
 
-@numbers(5, 50)
+@numbers(3, 50)
 def test_a_killed_driver_goes_on_with_the_same_command(job, tmp_path, faults):
     rng, target = np.random.default_rng(faults), tmp_path / "scores"
     with Site(tmp_path / "site") as site:
@@ -45,7 +45,7 @@ def test_a_killed_driver_goes_on_with_the_same_command(job, tmp_path, faults):
             job.settle(target)
 
 
-@numbers(2, 20)
+@numbers(1, 20)
 def test_a_dead_scheduler_is_one_sentence_and_another_one_goes_on(job, tmp_path, faults):
     rng, target = np.random.default_rng(faults), tmp_path / "scores"
     while faults > 0:

@@ -71,7 +71,7 @@ def ending_at(operation, root, work):
 
 
 @pytest.mark.parametrize("form", ["scores", "scores.parquet"])
-@numbers(5, 1)
+@numbers(9, 1)
 def test_a_job_that_ends_at_any_operation_goes_on(small, tmp_path, monkeypatch, form, faults):
     """One in so many operations; all of them in full."""
     monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
@@ -139,7 +139,7 @@ def test_damage_to_any_chunk_is_found_by_readers_and_mended_by_the_same_command(
         assert json.loads((target / "_COMPLETE").read_bytes()) == json.loads(good[target / "_COMPLETE"])
 
 
-@numbers(200, 2000)
+@numbers(100, 2000)
 def test_every_flipped_bit_of_an_output_is_an_error_or_changes_no_score(small, tmp_path, faults):
     rng = np.random.default_rng(faults)
     for form in ("scores", "scores.parquet"):

@@ -39,7 +39,7 @@ def require_same(train, model):
     np.testing.assert_array_equal(found.eigenvectors_, truth.eigenvectors_)
 
 
-@numbers(4, 30)
+@numbers(2, 30)
 def test_killed_workers_change_no_bit(train, temporary, tmp_path, faults):
     rng = np.random.default_rng(faults)
     with Site(tmp_path / "site") as site:
@@ -57,7 +57,7 @@ def test_killed_workers_change_no_bit(train, temporary, tmp_path, faults):
             assert left(temporary) == []
 
 
-@numbers(3, 20)
+@numbers(1, 20)
 def test_what_a_killed_driver_left_is_removed_by_the_next_one(train, temporary, tmp_path, faults):
     environment = harness.environment(TMPDIR=str(temporary))
     with Site(tmp_path / "site") as site:
@@ -91,7 +91,7 @@ def pivots(folder, model, *options):
     return [sys.executable, "-m", "dkfm", "fit", str(folder / "rows.npy"), str(model), "--overwrite", *fit, *options]
 
 
-@numbers(3, 30)
+@numbers(2, 30)
 def test_killed_workers_change_no_pivot(temporary, tmp_path, faults):
     rng = np.random.default_rng(faults)
     np.save(tmp_path / "rows.npy", rng.normal(size=(60_000, 5)))

@@ -36,7 +36,7 @@ def steps_of(folder, kind):
 
 @pytest.mark.parametrize("kind", ["components", "pivots"])
 @pytest.mark.parametrize("where", ["threads", "cluster"])
-@numbers(2, 15)
+@numbers(1, 15)
 def test_a_killed_driver_goes_on(undisturbed, tmp_path, kind, where, faults):
     rng, killed, temporary = np.random.default_rng(faults), 0, tmp_path / "tmp"
     temporary.mkdir()
