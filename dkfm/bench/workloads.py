@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from dkfm.bench import scoring_lower_bounds, sklearn_peers
+from dkfm.bench import bare_scoring_jobs, sklearn_peers
 from dkfm.bench.bench_environment import (
     AGREEMENT_ROWS,
     DTYPE_TOLERANCES,
@@ -82,9 +82,9 @@ def bench_scoring(site: BenchEnvironment, n: int, q: int, columns: int, rows: in
     rivals = _bind_stored_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
-        rivals[f"loop {dtype}"] = scoring_lower_bounds.prepare_threaded_tile_loop(model.model_, Z, site.threads)
+        rivals[f"loop {dtype}"] = bare_scoring_jobs.prepare_threaded_tile_loop(model.model_, Z, site.threads)
         for tile in _TILE_ROWS:
-            rivals[f"{dtype} {tile}"] = scoring_lower_bounds.prepare_bare_arithmetic(
+            rivals[f"{dtype} {tile}"] = bare_scoring_jobs.prepare_bare_arithmetic(
                 rows, columns, n, q, dtype, tile, site.threads
             )
     times = site.time_jobs(rivals)

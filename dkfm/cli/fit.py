@@ -21,7 +21,7 @@ from dkfm.estimators import (
     KernelRidgeClassifier,
     load,
 )
-from dkfm.estimators.fitting import stored_training_rows
+from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.kernel_ridge import RidgeEstimator
 from dkfm.estimators.planning.fit_plan import plan_fit
 from dkfm.estimators.planning.plan_report import FitPlan
@@ -30,7 +30,7 @@ from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
 from dkfm.files.local import as_local_path
 from dkfm.files.location import locate, require_disjoint, require_not_inside
-from dkfm.gram.checkpoints import keep_states_until_end
+from dkfm.gram.fit_checkpoints import keep_states_until_end
 from dkfm.gram.streamed_rows import SourceRows
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
@@ -193,7 +193,7 @@ def _fit_and_save(
             memory.require_factorization_memory(
                 source.shape[0], source.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies
             )
-        streams = stored_training_rows.can_stream_rows(estimator, kernel)
+        streams = out_of_core_rows.can_stream_rows(estimator, kernel)
         rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
         if streams:  # the rows must not change before the end of the fit
             with connection:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dkfm.core.frames import column_names, require_same_names, require_unique_names
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
-from dkfm.estimators.fitting import stored_training_rows
+from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.mixins.scoring import ScoringMixin
 from dkfm.estimators.mixins.transformer import ModelTransformerMixin
 from dkfm.estimators.stored.base import StoredEstimator
@@ -129,7 +129,7 @@ class KernelEstimator(ScoringMixin):
     def _fit_stored_rows(self, X: object, streams: bool, *arguments: object) -> Self:
         """Fit to stored or lazy rows; if they change meanwhile, the estimator is as before."""
         fitted = copy.copy(self)  # it shares a random state, which goes on
-        with stored_training_rows.open_stored_rows(X, streams) as (rows, names):
+        with out_of_core_rows.open_stored_rows(X, streams) as (rows, names):
             fitted.fit(rows, *arguments)
             if names is not None:
                 fitted.feature_names_in_ = np.asarray(names, dtype=object)
@@ -197,9 +197,9 @@ class KernelEstimator(ScoringMixin):
     def _open_rows(self, X: object) -> Iterator[object]:
         """Yield the rows of another fit, if any: stored ones where they are, others in memory, checked for columns."""
         with ExitStack() as stack:
-            if stored_training_rows.is_stored_or_lazy(X, self.model_.kernel, streams=True):
+            if out_of_core_rows.is_stored_or_lazy(X, self.model_.kernel, streams=True):
                 names = getattr(self, "feature_names_in_", None)
-                opened = stored_training_rows.open_stored_rows(X, True, None if names is None else list(names))
+                opened = out_of_core_rows.open_stored_rows(X, True, None if names is None else list(names))
                 X = stack.enter_context(opened)[0]
             X = compute_lazy_frame(X)
             if isinstance(X, SourceRows):

@@ -15,7 +15,7 @@ from dkfm.core.frames import convert_container, is_dask_array, is_dask_collectio
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelTransformer, check_dtype
-from dkfm.estimators.fitting import feature_maps, landmarks, stored_training_rows
+from dkfm.estimators.fitting import feature_maps, landmarks, out_of_core_rows
 from dkfm.estimators.fitting.landmarks import MapOptions
 from dkfm.estimators.fitting.parameter_types import Basis, Build, Certify, DType, IndefinitePolicy, Landmarks
 from dkfm.estimators.stored.base import StoredEstimator
@@ -23,7 +23,7 @@ from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.map_records import eigenvalues_or_pivots_name
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_for_fit
-from dkfm.gram.checkpoints import keep_states_until_end
+from dkfm.gram.fit_checkpoints import keep_states_until_end
 from dkfm.gram.training_data import compute_lazy_frame, drop_zero_weights
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
@@ -228,8 +228,8 @@ class ExactFeatureMap(KernelTransformer):
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         options.require_valid(self.landmarks)
         kernel = as_kernel(self.kernel, self.kernel_params)
-        streams = stored_training_rows.can_stream_rows(self, kernel)
-        if stored_training_rows.is_stored_or_lazy(X, kernel, streams):
+        streams = out_of_core_rows.can_stream_rows(self, kernel)
+        if out_of_core_rows.is_stored_or_lazy(X, kernel, streams):
             return self._fit_stored_rows(X, streams, y, sample_weight)
         X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")

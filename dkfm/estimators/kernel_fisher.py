@@ -16,7 +16,7 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelTransformer, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import class_labels, discriminants, stored_training_rows
+from dkfm.estimators.fitting import class_labels, discriminants, out_of_core_rows
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
@@ -191,7 +191,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
             Rows of weight 0 are left out.
         """
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        if stored_training_rows.is_stored_or_lazy(X, kernel, streams=False):
+        if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight)
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype = check_dtype(precision)

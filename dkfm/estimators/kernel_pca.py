@@ -13,7 +13,7 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import fit_certificates, pca, stored_training_rows
+from dkfm.estimators.fitting import fit_certificates, out_of_core_rows, pca
 from dkfm.estimators.fitting.parameter_types import ComponentPolicy, DType, EigenSolver, Formulation
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
@@ -21,7 +21,7 @@ from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.components import StoredComponents
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.gram import training_data
-from dkfm.gram.checkpoints import keep_states_until_end
+from dkfm.gram.fit_checkpoints import keep_states_until_end
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions, Weighting
@@ -221,7 +221,7 @@ class KernelPCA(InverseTransformMixin):
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
         kernel, gamma = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        if stored_training_rows.is_stored_or_lazy(X, kernel, streams=False):
+        if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)
         columns: dict[str, object] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)

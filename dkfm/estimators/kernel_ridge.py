@@ -14,7 +14,7 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import ridge, stored_training_rows
+from dkfm.estimators.fitting import out_of_core_rows, ridge
 from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
@@ -64,7 +64,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             Non-negative weights. A row of weight w counts as w equal rows; rows of weight 0 are left out.
         """
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        if stored_training_rows.is_stored_or_lazy(X, kernel, streams=False):
+        if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight)
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
@@ -138,7 +138,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
                 raise InvalidInputError("from_map needs X, the training rows of y.")
             count = rows.shape[0] if isinstance(rows, SourceRows) else as_rows(rows).shape[0]
             given = estimator._read_targets(y, sample_weight, count)
-            all_rows = stored_training_rows.as_data(fitted_map.model.kernel, rows)
+            all_rows = out_of_core_rows.as_data(fitted_map.model.kernel, rows)
             data, targets = given.drop_zero_weights(all_rows)
             options, landmarks = estimator._get_options(ridge.RidgeOptions), _landmarks_of(fitted_map.model, all_rows)
             model, fitted, alphas = ridge.fit_in_map(

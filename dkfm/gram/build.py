@@ -317,11 +317,11 @@ def compute_driver_gram(
     client: "Client | None" = None,
     progress: bool = False,
 ) -> Array:
-    """Return the Gram matrix in this process's memory, in Fortran order, with its lower triangle filled.
+    """Return the Gram matrix in this process's memory, in Fortran order; only its lower triangle is meaningful.
 
     A matrix of one tile is computed directly. A larger one is computed on threads of this process, or, with a client or
     a workspace, by `build_gram` on disk. In a workspace its name is derived from kernel and rows, so that another fit
-    finds it. Without a workspace, or if the kernel is code, the store is temporary.
+    finds it. Without a workspace, or with a kernel that is a Python function, the store is temporary.
     """
     if X.shape[0] <= checked_tile_rows(tile_rows):
         log_gram(X, 1, "in memory")

@@ -21,7 +21,7 @@ from dkfm.core import chunking
 from dkfm.core.rows import Array, Rows, stack_rows
 from dkfm.errors import KernelError
 from dkfm.execution.executors import Executor
-from dkfm.gram.checkpoints import NO_CHECKPOINT, Checkpoint
+from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, Checkpoint
 from dkfm.gram.row_passes import RowPasses
 from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.kernels.base import Kernel

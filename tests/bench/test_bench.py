@@ -13,7 +13,7 @@ import zarr
 from click.testing import CliRunner
 
 from dkfm import kernels
-from dkfm.bench import bench_environment, kernel_values, scoring_lower_bounds, sklearn_peers, workloads
+from dkfm.bench import bare_scoring_jobs, bench_environment, kernel_values, sklearn_peers, workloads
 from dkfm.bench import run as bench
 from dkfm.bench.timing import Ratio, Times, time_round_robin
 from dkfm.cli.app import main
@@ -249,7 +249,7 @@ def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_i
 
 def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monkeypatch):
     counted = []
-    original = scoring_lower_bounds._ThreadWork.run
+    original = bare_scoring_jobs._ThreadWork.run
 
     def run(self, count):
         original(self, count)
@@ -261,8 +261,8 @@ def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monk
             a.dtype.name for a in (self.row_tile, self.landmarks, self.weights, self.kernel_values, self.scores)
         } == {"float32"}
 
-    monkeypatch.setattr(scoring_lower_bounds._ThreadWork, "run", run)
-    scoring_lower_bounds.prepare_bare_arithmetic(1001, 5, 60, 3, "float32", 256, 2)(Path())
+    monkeypatch.setattr(bare_scoring_jobs._ThreadWork, "run", run)
+    bare_scoring_jobs.prepare_bare_arithmetic(1001, 5, 60, 3, "float32", 256, 2)(Path())
     assert sorted(counted) == [500, 501]
 
 

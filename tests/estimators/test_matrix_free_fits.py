@@ -11,7 +11,7 @@ from sklearn.decomposition import KernelPCA as Peer
 
 from dkfm import KernelPCA, kernels
 from dkfm.errors import BudgetError, DkfmWarning, KernelError
-from dkfm.estimators.fitting import eigenproblem, fit_certificates
+from dkfm.estimators.fitting import eigenproblem_setup, fit_certificates
 from dkfm.execution import lazy_scoring, memory
 from dkfm.files import temporary_folders
 from dkfm.gram.product_costs import ProductMethod
@@ -21,11 +21,11 @@ from helpers.harness import left
 @pytest.fixture
 def road(monkeypatch):
     """Function that leaves one road to the fits that follow; it returns those that they could take."""
-    select = eigenproblem.rank_product_methods
+    select = eigenproblem_setup.rank_product_methods
 
     def leave(only):
         monkeypatch.setattr(
-            eigenproblem, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is only]
+            eigenproblem_setup, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is only]
         )
 
     return leave
@@ -126,7 +126,7 @@ def test_a_kernel_that_overflows_is_named(rng, road):
 def test_a_pilot_names_no_rows_of_its_sample(rng, monkeypatch):
     X = rng.normal(size=(2100, 3))
     X[2 * 512] = 1e200  # a row of the sample, where it has the number 512
-    monkeypatch.setattr(eigenproblem, "SMALL_ROWS", 2000)
+    monkeypatch.setattr(eigenproblem_setup, "SMALL_ROWS", 2000)
     with pytest.raises(KernelError, match=r"rows? \D*(1024|\d+ and 1024)"):
         KernelPCA(2, kernel="poly").fit(X)
 
@@ -134,9 +134,11 @@ def test_a_pilot_names_no_rows_of_its_sample(rng, monkeypatch):
 def test_a_small_matrix_is_kept_and_none_is_begun_without_memory(rng, monkeypatch):
     X = rng.normal(size=(1100, 3))
     opened = []
-    original = eigenproblem.open_eigenproblem
+    original = eigenproblem_setup.open_eigenproblem
     monkeypatch.setattr(
-        eigenproblem, "open_eigenproblem", lambda data, road, *rest: opened.append(road) or original(data, road, *rest)
+        eigenproblem_setup,
+        "open_eigenproblem",
+        lambda data, road, *rest: opened.append(road) or original(data, road, *rest),
     )
     KernelPCA(2, kernel="rbf").fit(X)
     assert opened == [ProductMethod.DENSE]

@@ -17,7 +17,7 @@ import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
 from dkfm.cli.app import main
 from dkfm.errors import BudgetError, InvalidInputError, NotSupportedError
-from dkfm.estimators.fitting import stored_training_rows
+from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.execution import memory
 from dkfm.gram import row_passes, streamed_rows
 from helpers.harness import left
@@ -107,14 +107,14 @@ def phi_frame(X):
 def test_rows_that_change_meanwhile_leave_the_estimator_as_it_was(stored, monkeypatch, tmp_path):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3)
-    find = stored_training_rows.find_streamed_pivots
+    find = out_of_core_rows.find_streamed_pivots
 
     def change(*given):
         found = find(*given)
         np.save(tmp_path / "x.npy", X + 1)
         return found
 
-    monkeypatch.setattr(stored_training_rows, "find_streamed_pivots", change)
+    monkeypatch.setattr(out_of_core_rows, "find_streamed_pivots", change)
     with pytest.raises(InvalidInputError, match=r"changed while it was read, .*; fit again"):
         phi.fit(forms[0])
     with pytest.raises(Exception, match="not fitted"):

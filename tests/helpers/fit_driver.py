@@ -8,14 +8,15 @@ import numpy as np
 from contextlib import nullcontext
 from distributed import Client
 from dkfm import ExactFeatureMap, KernelPCA, KernelRidge, kernels
-from dkfm.estimators.fitting import eigenproblem
+from dkfm.estimators.fitting import eigenproblem_setup
 from dkfm.gram import matrix_free, streamed_pivots
-from dkfm.gram.checkpoints import keep_states_until_end
+from dkfm.gram.fit_checkpoints import keep_states_until_end
 from dkfm.gram.product_costs import ProductMethod
 
 kind, rows, model, workspace, steps, address = sys.argv[1:]
-select = eigenproblem.rank_product_methods
-eigenproblem.rank_product_methods = lambda *given: [c for c in select(*given) if c.method is ProductMethod.MATRIX_FREE]
+select = eigenproblem_setup.rank_product_methods
+only = ProductMethod.MATRIX_FREE
+eigenproblem_setup.rank_product_methods = lambda *given: [c for c in select(*given) if c.method is only]
 
 def count(owner, name):
     real = getattr(owner, name)

@@ -167,14 +167,14 @@ def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(mod
     from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 
     chunk_format = ParquetChunks if target.endswith("parquet") else ZarrChunks
-    create_files = chunk_format.create_files
+    begin_chunk_files = chunk_format.begin_chunk_files
 
     def removing(self, chunk, stack):
         if chunk.number == 3:
             remove(tmp_path / target)
-        return create_files(self, chunk, stack)
+        return begin_chunk_files(self, chunk, stack)
 
-    monkeypatch.setattr(chunk_format, "create_files", removing)
+    monkeypatch.setattr(chunk_format, "begin_chunk_files", removing)
     with pytest.raises(StoreError, match="was removed meanwhile"):
         score(model, tmp_path / target)
     assert not (tmp_path / target).exists()

@@ -10,7 +10,7 @@ import numpy as np
 from dkfm.core import budget, cpus
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
-from dkfm.estimators.fitting import stored_training_rows
+from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.pca import compute_landmark_moments
@@ -189,13 +189,13 @@ def fit_in_map(
         sums: Array = classes.weighted_columns().T @ landmark_features
         second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
-        all_rows = stored_training_rows.as_data(model.kernel, X)
+        all_rows = out_of_core_rows.as_data(model.kernel, X)
         data, weights = training_data.drop_zero_weights(all_rows, sample_weight)
         weighted = y if data is all_rows else y[cast("Indices", data.original_row_indices)]
         labels, codes = np.unique(weighted, return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
         workspace = feature_map.workspace
-        sums, second, _ = stored_training_rows.compute_feature_moments(
+        sums, second, _ = out_of_core_rows.compute_feature_moments(
             model.original_landmarks, root, data, classes, workspace
         )
         if model.kernel.is_precomputed:

@@ -10,7 +10,7 @@ import numpy as np
 from dkfm.core import budget, chunking
 from dkfm.core.rows import Array, Rows, estimate_float64s_per_row
 from dkfm.errors import ClusterError
-from dkfm.estimators.fitting.eigenproblem import SMALL_ROWS
+from dkfm.estimators.fitting.eigenproblem_setup import SMALL_ROWS
 from dkfm.estimators.stored.feature_map import sample_scorer_and_kernel_rows
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread
@@ -168,7 +168,7 @@ def _sum_tile_score_products(
     weights: Array,
     requirements: WorkerRequirements | None,
 ) -> tuple[int, Array]:
-    """Return the number of a tile of landmarks, and the sum of the products of their scores."""
+    """Return ``S' diag(w) S`` of the scores S of one tile of landmarks, after the index `number` of the tile."""
     require_fit_worker(requirements)
     scorer = stored.scorer()
     with single_blas_thread():

@@ -12,7 +12,7 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_float64, as_rows, require_rows_container
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
-from dkfm.estimators.fitting import stored_training_rows
+from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.linear_systems.tiled_inverse_factor import compute_tiled_root
@@ -334,7 +334,7 @@ def _find_pivots_in_rounds(
 ) -> pivoted_cholesky.Pivots:
     if data.kernel.is_precomputed:
         raise InvalidInputError('build="rounds" needs points, and a precomputed kernel has none.')
-    return stored_training_rows.find_pivots(
+    return out_of_core_rows.find_pivots(
         data, limit, rng, tol=options.tol, workspace=options.workspace, show_progress=options.progress
     )
 

@@ -15,13 +15,13 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
-from dkfm.estimators.fitting import eigenproblem, stored_training_rows
+from dkfm.estimators.fitting import eigenproblem_setup, out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
-from dkfm.gram import checkpoints
-from dkfm.gram.checkpoints import NO_CHECKPOINT, LanczosCheckpoint
+from dkfm.gram import fit_checkpoints
+from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, LanczosCheckpoint
 from dkfm.gram.product_costs import ProductCost, ProductMethod
 from dkfm.gram.training_data import (
     TrainingData,
@@ -186,12 +186,12 @@ def _fit_by_lanczos(
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     limit = solver.compute_max_products(q, n)
-    road = eigenproblem.choose_product_method(data, q, solver.tile_rows, solver.workspace)
+    road = eigenproblem_setup.choose_product_method(data, q, solver.tile_rows, solver.workspace)
     what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {road.method}"
     log_stage("root", what, seconds=road.seconds, rows=n, components=q, products=limit)
     with (
         _open_checkpoint(data, road, start, options, weighting, solver) as checkpoint,
-        eigenproblem.open_eigenproblem(
+        eigenproblem_setup.open_eigenproblem(
             data, road.method, q, weighting, solver.tile_rows, solver.workspace, solver.progress, checkpoint.means
         ) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
@@ -237,7 +237,7 @@ def _open_checkpoint(
         "start": digest_rows(MemorySource(start)),
     }
     rows = MemorySource(data.indexable_rows)
-    with checkpoints.open_checkpoint(solver.workspace, "components", data.kernel, rows, parameters) as checkpoint:
+    with fit_checkpoints.open_checkpoint(solver.workspace, "components", data.kernel, rows, parameters) as checkpoint:
         yield LanczosCheckpoint(checkpoint, road.basis_columns)
 
 
@@ -281,10 +281,10 @@ def fit_in_map(
     if landmarks_only:
         moments = compute_landmark_moments(feature_map, sample_weight)[0]
     else:
-        all_rows = stored_training_rows.as_data(model.kernel, X)
+        all_rows = out_of_core_rows.as_data(model.kernel, X)
         data, weights = drop_zero_weights(all_rows, sample_weight)
         one_class = Classes(np.zeros(len(weights), np.int64), weights, 1)
-        sums = stored_training_rows.compute_feature_moments(
+        sums = out_of_core_rows.compute_feature_moments(
             model.original_landmarks, root, data, one_class, feature_map.workspace
         )
         (first,), second, (trace,) = sums

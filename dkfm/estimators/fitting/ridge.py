@@ -12,7 +12,7 @@ from dkfm.core import budget
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
-from dkfm.estimators.fitting import stored_training_rows
+from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.solver_choice import choose_solver
@@ -258,7 +258,7 @@ def fit_in_map(
     if penalties is None or options.leave_one_out:
         raise InvalidInputError("Rows are left out with a Gram matrix, which fit has; give from_map a number as alpha.")
     points, root = feature_map.model.original_landmarks, feature_map.root
-    sums, second, _ = stored_training_rows.compute_feature_moments(points, root, data, targets, feature_map.workspace)
+    sums, second, _ = out_of_core_rows.compute_feature_moments(points, root, data, targets, feature_map.workspace)
     coefficients = ridge.solve_ridge_of_map(second, sums.T, penalties)
     features = Model(data.kernel, points, {"features": Head(root.weights, triangular=root.triangular)})
     scorer, weights = prepare_scorer(features), root.weights @ coefficients

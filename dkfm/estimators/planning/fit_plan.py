@@ -11,8 +11,8 @@ import numpy as np
 from dkfm.core import budget, cpus
 from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.fitting import eigenproblem, landmarks, pca
-from dkfm.estimators.fitting.stored_training_rows import can_stream_rows, is_stored_or_lazy
+from dkfm.estimators.fitting import eigenproblem_setup, landmarks, pca
+from dkfm.estimators.fitting.out_of_core_rows import can_stream_rows, is_stored_or_lazy
 from dkfm.estimators.planning.gram_plans import (
     PlannedRows,
     plan_fit_with_gram,
@@ -266,13 +266,13 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
         return replace_model_bytes(
             plan_fit_with_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q
         )
-    task = eigenproblem.make_product_workload(
+    task = eigenproblem_setup.make_product_workload(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )
-    if n > eigenproblem.SMALL_ROWS and (sample := rows.read_sample(eigenproblem.PILOT_ROWS)) is not None:
-        task = replace(task, products=eigenproblem.estimate_product_count(sample, n, q))
-    costs = eigenproblem.rank_product_methods(task, free)
-    other_seconds = (_PILOT_SECONDS if n > eigenproblem.SMALL_ROWS else 0.0) + n * budget.score_row_seconds(
+    if n > eigenproblem_setup.SMALL_ROWS and (sample := rows.read_sample(eigenproblem_setup.PILOT_ROWS)) is not None:
+        task = replace(task, products=eigenproblem_setup.estimate_product_count(sample, n, q))
+    costs = eigenproblem_setup.rank_product_methods(task, free)
+    other_seconds = (_PILOT_SECONDS if n > eigenproblem_setup.SMALL_ROWS else 0.0) + n * budget.score_row_seconds(
         n, d, q + 1
     ) / cpus.COUNT
     plans = [

@@ -89,8 +89,8 @@ def verify_points(
     mean : ndarray of shape (N,), optional
         Mean kernel values of a centred map.
     bound : float or None
-        Error bound of pairs with a training point, of each pair's own scale. If it is infinite, as for a clipped
-        kernel, or None, not known, the errors are measured but not compared with it.
+        Error bound of pairs with a training point, relative to each pair's own scale. The errors are not compared
+        with a bound that is infinite, as that of a clipped kernel, or unknown (None).
 
     Raises
     ------

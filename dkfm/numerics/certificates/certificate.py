@@ -182,7 +182,11 @@ def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, m
 def _compute_both_blocks(
     score: Scorer, X: Rows, points: Rows, Z: Rows | None, mean: Array | None
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the features of X, the products, the kernel values, and the lengths ``sqrt k(x, x)`` of both sides."""
+    """Return the features F of X, their products with those of Z, and the kernel values that these should be.
+
+    Then follow the lengths ``sqrt k(x, x)`` of X and of Z. Z is X by default; `points` are X as the kernel
+    takes them.
+    """
     model, d = score.model, score.model.n_features_in
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
     if Z.shape[1] != d:

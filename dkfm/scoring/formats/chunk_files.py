@@ -116,7 +116,7 @@ class ChunkFormat(Protocol):
     def file_names(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
 
-    def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
+    def begin_chunk_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
 
     def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
@@ -167,7 +167,7 @@ def write_chunk_files(
         chunk_format.output_location.sync_names(chunk_format.file_names(chunk.number))
         return existing, True
     with closing(pieces), ExitStack() as stack:
-        files = chunk_format.create_files(chunk, stack)
+        files = chunk_format.begin_chunk_files(chunk, stack)
 
         def write_piece(piece: Piece) -> None:
             for file in files:

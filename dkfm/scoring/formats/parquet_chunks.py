@@ -86,7 +86,7 @@ class ParquetChunks:
         """Names of the folders of chunks: none, their files are in the folder of the output."""
         return []
 
-    def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
+    def begin_chunk_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the file of a chunk; the stack removes it unless it was committed."""
         new = stack.enter_context(self.output_location.create_file(file_name(chunk.number)))
         file = _ParquetChunkFile(self, chunk, ReadBackWriter(new))

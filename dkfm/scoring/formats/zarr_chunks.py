@@ -54,7 +54,7 @@ class ZarrChunks:
         names = [columns.output for columns in self.columns] + ([] if self.ids is None else [self.ids.name])
         return [f"{name}/c" for name in names]
 
-    def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
+    def begin_chunk_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
         names = zip(self.file_names(chunk.number), self.folder_names, strict=True)
         writers = [ReadBackWriter(stack.enter_context(self.output_location.create_file(*name))) for name in names]

@@ -16,7 +16,7 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.job_input import open_input
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.files import change_detection
-from dkfm.gram.checkpoints import NO_CHECKPOINT, Checkpoint, open_checkpoint
+from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, Checkpoint, open_checkpoint
 from dkfm.gram.row_passes import RowPasses
 from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots

@@ -13,8 +13,8 @@ import pytest
 
 from dkfm import kernels
 from dkfm.errors import StoreError, UnsupportedStoreError
-from dkfm.gram import checkpoints
-from dkfm.gram.checkpoints import keep_states_until_end, open_checkpoint
+from dkfm.gram import fit_checkpoints
+from dkfm.gram.fit_checkpoints import keep_states_until_end, open_checkpoint
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from helpers.harness import left
@@ -116,7 +116,7 @@ def test_a_damaged_state_is_none(tmp_path, damage):
 @pytest.mark.slow
 def test_a_second_process_at_the_same_fit_keeps_nothing(tmp_path):
     code = (
-        "import sys, numpy as np\nfrom dkfm import kernels\nfrom dkfm.gram.checkpoints import open_checkpoint\n"
+        "import sys, numpy as np\nfrom dkfm import kernels\nfrom dkfm.gram.fit_checkpoints import open_checkpoint\n"
         "from dkfm.sources.memory import MemorySource\nrows = MemorySource(np.arange(6.0).reshape(3, 2))\n"
         "with open_checkpoint(sys.argv[1], 'fit', kernels.Gaussian(1.0), rows, {}): print('in', flush=True), input()"
     )
@@ -149,7 +149,7 @@ def test_a_full_disk_is_one_sentence_and_the_state_before_stays(tmp_path, monkey
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "write_npy", refuse)
+    monkeypatch.setattr(fit_checkpoints, "write_npy", refuse)
     with pytest.raises(StoreError, match="No space left"), opened(tmp_path) as checkpoint:
         checkpoint.save({"step": 2}, {"a": np.ones(3)})
     assert found(tmp_path)[0] == {"step": 1}
@@ -171,19 +171,19 @@ def test_a_state_is_of_the_columns_and_the_file_that_were_read(tmp_path):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_process_that_comes_while_the_state_is_removed_has_a_folder_of_its_own(tmp_path, monkeypatch, saves):
-    inside, remove = ExitStack(), checkpoints._remove
+    inside, remove = ExitStack(), fit_checkpoints._remove
 
     def enter_meanwhile(folder):
-        monkeypatch.setattr(checkpoints, "_remove", remove)
+        monkeypatch.setattr(fit_checkpoints, "_remove", remove)
         remove(folder)
         other = inside.enter_context(opened(tmp_path))
-        assert other is not checkpoints.NO_CHECKPOINT
+        assert other is not fit_checkpoints.NO_CHECKPOINT
         if saves:
             other.save({"step": 5}, {"a": np.zeros(1)})
         inside.push(lambda *_: found.extend(left(tmp_path)))
 
     found = []
-    monkeypatch.setattr(checkpoints, "_remove", enter_meanwhile)
+    monkeypatch.setattr(fit_checkpoints, "_remove", enter_meanwhile)
     with opened(tmp_path) as checkpoint:
         checkpoint.save({"step": 1}, {"a": np.zeros(1)})
     inside.close()
@@ -233,6 +233,6 @@ def test_a_file_system_without_locks_keeps_nothing(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(checkpoints.fcntl, "flock", refuse)
+    monkeypatch.setattr(fit_checkpoints.fcntl, "flock", refuse)
     with opened(tmp_path) as checkpoint:
-        assert checkpoint is checkpoints.NO_CHECKPOINT
+        assert checkpoint is fit_checkpoints.NO_CHECKPOINT
