@@ -141,7 +141,7 @@ from dkfm.core import budget
 from dkfm.execution.memory import peak_memory
 
 sizes = {"wide": (2000, 10_000), "columns": (100_000, 2), "pivots": (4000, 50), "few": (9000, 5)}
-n, d = sizes.get(sys.argv[1], (2200, 50))
+n, d = sizes.get(sys.argv[1], (2700, 50))
 estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)),
              "explicit": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0)),
              "pivots": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0), basis="cholesky", build="gram"),

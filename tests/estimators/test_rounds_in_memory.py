@@ -60,8 +60,8 @@ def test_columns_that_do_not_fit_go_over_to_rounds(rng, monkeypatch, options):
         require(n * 10**6 if n == 700 else n, *given)
 
     monkeypatch.setattr(memory, "require_factorization_memory", refuse_squares)
-    find = landmarks.streamed.find_pivots
-    monkeypatch.setattr(landmarks.streamed, "find_pivots", lambda *a, **o: rounds.append(1) or find(*a, **o))
+    find = landmarks.out_of_core_rows.find_pivots
+    monkeypatch.setattr(landmarks.out_of_core_rows, "find_pivots", lambda *a, **o: rounds.append(1) or find(*a, **o))
     found = fit(X, **options)
     assert rounds == [1]
     errors = np.abs(found.transform(X) @ found.transform(X).T - K(X))
