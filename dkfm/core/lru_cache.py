@@ -25,7 +25,7 @@ class LruCache(Generic[V]):
     Examples
     --------
     >>> cache = LruCache(1)
-    >>> [cache.get(key, lambda: key.upper()) for key in "aba"]
+    >>> [cache.get_or_compute(key, lambda: key.upper()) for key in "aba"]
     ['A', 'B', 'A']
     """
 

@@ -23,7 +23,7 @@ class Table:
         """Yield the lines of the table as text, columns aligned to the right.
 
         >>> squares = [{"a_number": 4, "its_square": 16}, {"a_number": 30, "its_square": 900}]
-        >>> for line in Table("Squares", squares).lines():
+        >>> for line in Table("Squares", squares).format_lines():
         ...     print(line)
         Squares
           a number  its square

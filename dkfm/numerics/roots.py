@@ -1,4 +1,4 @@
-"""Compute a root of the pseudo-inverse of a Gram matrix, which defines a feature map in any basis and precision.
+"""Compute an inverse square root of a Gram matrix: it defines a feature map in any basis and precision.
 
 Every W with ``K W W' K = K`` gives the same inner products of the features ``k_z' W``. The columns of the spectral and
 of the Cholesky root are nested: the first r of them define the map of rank r.
@@ -274,7 +274,9 @@ def inverse_root(
     what: str = "The Gram matrix of this kernel",
     scales: Array | None = None,
 ) -> Root:
-    """Decompose a Gram matrix, or the matrix scaled to a unit diagonal, and keep its numerical rank.
+    """Return the spectral root ``W = V L^(-1/2)`` of a Gram matrix, from its eigenvalues of its numerical rank.
+
+    The symmetric root ``K^(-1/2) = W V'`` is W with a rotation, see `add_rotation`.
 
     Parameters
     ----------

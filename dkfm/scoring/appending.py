@@ -153,7 +153,7 @@ def may_enlarge_chunks(existing: Output, chunk_rows: int) -> bool:
 def find_reusable_chunks(
     existing: Output, requested: Output, source: Source, files: InputFiles | None, state: str
 ) -> tuple[list[ChunkReceipt], int]:
-    """Compare an existing output with the one that a job requests.
+    """Compare an existing output, unfinished or to be appended to, with the one that a job requests.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Complete an output: compare its chunks with their receipts, and write the marker last; open a finished output."""
+"""Complete an output: find the chunks to score from receipts, and write the marker last; open a finished output."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

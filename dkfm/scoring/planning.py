@@ -32,8 +32,6 @@ _LONG_SECONDS = 10.0
 class WriteCopies:
     """Copies of scores that a task holds while it writes them."""
 
-    piece_copies: int = 0
-    """Copies of a piece."""
     group_copies: int = 0
     """Copies of the pieces that are collected for a row group."""
     chunk_copies: int = 0
@@ -268,7 +266,7 @@ def _plan(
     extra += size * max(count_partial_product_values(n, head.n_columns) for head in heads)
     if streamed:
         extra += 3 * size * n * max(map(_weight_panel_columns, heads))
-    extra += row_bytes * (write_copies.piece_copies * piece_rows + write_copies.chunk_copies * chunk_rows)
+    extra += row_bytes * write_copies.chunk_copies * chunk_rows
     group_rows = max(piece_rows, min(chunk_rows, chunking.choose_row_group_rows(row_bytes)))
     extra += row_bytes * write_copies.group_copies * group_rows
     extra += (

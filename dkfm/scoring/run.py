@@ -1,7 +1,7 @@
 """Score millions of rows through a saved model: plan, run a task for each chunk, collect receipts, write the marker.
 
-A task carries two paths, a digest and a number; a worker process opens the model once. A job that was interrupted
-resumes: only chunks without a true receipt run again.
+A task carries paths, digests and numbers, and no arrays; a worker process opens the model once. A job that was
+interrupted resumes: only chunks without a true receipt run again.
 """
 
 import time

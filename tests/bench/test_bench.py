@@ -171,6 +171,7 @@ def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
         workloads.bench_scoring(site, 60, 3, 5, 400)
 
 
+@pytest.mark.slow
 def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
     original = sklearn_peers.make_sklearn_nystroem
     monkeypatch.setattr(sklearn_peers, "make_sklearn_nystroem", lambda gamma, n: original(1.01 * gamma, n))

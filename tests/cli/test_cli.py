@@ -41,6 +41,7 @@ def test_a_pca_is_fitted_scored_verified_and_described(run):
     assert "KernelPCA" in run("info model").stdout
 
 
+@pytest.mark.slow
 def test_features_in_both_bases_and_residuals_are_scored(run):
     for basis in ("symmetric", "spectral", "cholesky"):
         assert run(f"fit train.npy {basis} --method features --basis {basis} --kernel linear").exit_code == 0
@@ -58,6 +59,7 @@ def test_features_in_both_bases_and_residuals_are_scored(run):
     assert dkfm.open_scores("r.zarr").shape == (50, 1)
 
 
+@pytest.mark.slow
 def test_features_on_landmarks_in_float32_are_fitted_and_described(run):
     line = "fit train.npy some --method features --kernel gaussian --param sigma=1 --landmarks pivots --n-landmarks 20"
     assert run(f"{line} --basis cholesky --dtype float32 --centered --tol 0.95").exit_code == 0
@@ -206,6 +208,7 @@ def test_the_help_names_every_kernel(run):
     assert all(name in text for name in serialization._NUMERIC)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("given", "sigma"), [("2", 2.0), ("1,2,3", (1.0, 2.0, 3.0)), ("(1,2,3)", (1.0, 2.0, 3.0))])
 def test_parameters_are_numbers_or_one_for_each_column(run, given, sigma):
     assert run(f"fit train.npy model{len(given)} --kernel gaussian --param sigma={given}").exit_code == 0

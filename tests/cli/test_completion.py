@@ -36,6 +36,7 @@ def test_the_names_that_are_completed_are_those_of_the_registry():
     assert set(option_parsing.SCIKIT_LEARN_NAMES) == theirs
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", [["fit", "a", "b"], ["compare", "a"]])
 def test_kernels_are_completed(command):
     assert complete("bash", *command, "--kernel", "p") == [

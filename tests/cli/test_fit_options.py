@@ -68,6 +68,7 @@ def test_standardize_is_that_of_python_and_of_components_alone(fit, rows):
     assert "--standardize belongs to --method pca." in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_same_seed_chooses_the_same_landmarks(fit):
     chosen = []
     for seed in (0, 0, 1):

@@ -35,6 +35,7 @@ def run(line, exit_code=0):
     return ended.output if exit_code else ended.stdout
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "solver",
     [
@@ -63,6 +64,7 @@ def test_the_model_is_that_of_python(data, source, columns, solver):
     np.testing.assert_allclose(found, truth.predict(X), atol=1e-8)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("source", "labels"),
     [

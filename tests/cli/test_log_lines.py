@@ -56,6 +56,7 @@ def test_quiet_commands_still_print_results_warnings_and_errors(run):
     assert warn("-q") == "DkfmWarning: n_landmarks is 99 and there are 60 rows, which are taken.\n"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("line", JOBS[:3])
 def test_more_lines_are_logged_with_verbose_and_each_has_a_time_a_level_and_a_stage(line, run):
     stderr = run(f"{line} -v").stderr

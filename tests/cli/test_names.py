@@ -82,6 +82,7 @@ def test_a_model_that_promises_another_format_is_refused_before_the_fit(run, her
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["out", "out.zarr", "out.2024", "run.1.zarr", "scores.of.me", "a.csv/out"])
 def test_names_that_promise_nothing_else_are_taken(run, here, name):
     (here / "a.csv").mkdir()

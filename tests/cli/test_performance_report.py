@@ -84,6 +84,7 @@ def test_tasks_are_called_what_they_do_and_each_kind_has_one_name(threaded_clien
         assert work is not score or found == names
 
 
+@pytest.mark.slow
 @needs_dask_2026_3("tasks of a data frame have the name of what they were fused with")
 def test_a_table_of_scores_is_read_under_the_same_name(threaded_client, tmp_path, rng):
     X = rng.normal(size=(30, 3))

@@ -94,6 +94,7 @@ def test_ids_of_a_frame_reach_the_workers_of_a_cluster(pca, threaded_client, tmp
     np.testing.assert_allclose(table.column(1).to_numpy(), pca.transform(FRAME)[:, 0], rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_verification_takes_the_columns_of_a_frame_by_name(pca, tmp_path):
     pca.save(tmp_path / "model")
     scored(tmp_path / "model", FRAME, tmp_path / "out.zarr")
@@ -209,6 +210,7 @@ def test_names_that_are_there_twice_or_are_text_in_part_are_refused(pca, tmp_pat
             dkfm.plan_score(pca, pd.DataFrame(ROWS, columns=names), tmp_path / "out.zarr")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("labels", [[("x", c) for c in "cab"], [2, 0, 1]], ids=["tuples", "numbers"])
 @pytest.mark.parametrize("named", [True, False])
 def test_columns_that_are_called_by_no_text_are_taken_in_order_with_a_warning(labels, named, rng, tmp_path):

@@ -120,6 +120,7 @@ def test_a_folded_model_shows_its_outputs_and_what_folding_rounds(rows):
     assert "certificate" not in page.cells
 
 
+@pytest.mark.slow
 def test_a_saved_or_loaded_estimator_shows_where_until_it_is_fitted_again(rows, tmp_path):
     pca = dkfm.KernelPCA(2, kernel=Gaussian(2.0)).fit(rows)
     pca.save(tmp_path / "model")

@@ -214,6 +214,7 @@ def test_a_second_fit_forgets_the_bound_of_the_first(X):
     assert not any(hasattr(phi, name) for name in BOUNDS)
 
 
+@pytest.mark.slow
 def test_a_saved_map_says_that_it_was_sampled(X, tmp_path):
     sampled, whole = (uniform(certify).fit(X) for certify in ("sample", "all"))
     for phi, folder in ((sampled, tmp_path / "sampled"), (whole, tmp_path / "whole")):

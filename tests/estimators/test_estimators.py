@@ -26,6 +26,7 @@ MAPS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kernel", "basis"), MAPS, ids=repr)
 def test_maps_obey_the_laws(kernel, basis, rng):
     X, Z = rng.normal(size=(90, 3)), rng.normal(size=(31, 3))
@@ -64,6 +65,7 @@ def test_components_obey_the_laws(rng):
         np.testing.assert_allclose(np.linalg.norm(pca.eigenvectors_, axis=0), 1, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_components_of_the_digits_equal_scikit_learns_to_ten_digits(digits):
     from sklearn.decomposition import KernelPCA as Peer
 
@@ -175,6 +177,7 @@ def test_the_model_does_not_change_with_the_rows_it_was_fitted_to(rng):
     np.testing.assert_array_equal(phi.transform(Z), before)
 
 
+@pytest.mark.slow
 def test_new_points_of_a_wide_kernel_do_not_pass_for_damage(rng):
     # Training pairs are exact to 1e-13; new ones to the square root of what the rank dropped.
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(15.0)).fit(rng.normal(size=(800, 6)))

@@ -144,6 +144,7 @@ def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(
         dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (n, 50)).require()
 
 
+@pytest.mark.slow
 def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monkeypatch):
     monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 1e-10)  # the products count
     easy, hard = rng.normal(size=(9000, 2)), rng.normal(size=(9000, 40))

@@ -86,6 +86,7 @@ def name_of(model):
     return repr(model).replace("\n", "").replace(" ", "")
 
 
+@pytest.mark.costly
 @pytest.mark.alike
 @pytest.mark.parametrize(
     "basis", ["symmetric", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("spectral", "cholesky"))]
@@ -103,6 +104,7 @@ def test_a_folded_classifier_is_the_pair(model, basis, seed, classes):
     np.testing.assert_array_equal(folded.classes_, pair.classes_)
 
 
+@pytest.mark.costly
 @pytest.mark.alike
 @pytest.mark.parametrize(
     "basis", ["spectral", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("symmetric", "cholesky"))]
@@ -183,6 +185,7 @@ def test_rows_may_be_sparse_or_a_data_frame():
         folded.predict(frame[["c", "b", "a"]])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("labels", [[3, 7, 9], [True, False, True], [0.0, 1.0, 2.0], ["x", "y", "z"]])
 def test_a_saved_fold_returns_the_same_and_needs_no_linear_model(tmp_path, labels):
     X, y = rows_and_labels(6, 3)

@@ -73,6 +73,7 @@ def _saved(folded, tmp_path):
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_a_wrong_code_in_an_output_is_found_by_the_formula(tmp_path):
     X, y = rows_and_labels(9, 3, 100)
     phi = map_of("spectral", X)

@@ -151,6 +151,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(parameters, words, rng):
         KernelPCA(**parameters).fit(rng.normal(size=(40, 2)))
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docstring_runs():
     X, _ = load_digits(return_X_y=True)
     transformer = KernelPCA(n_components=7, kernel="linear")
@@ -213,6 +214,7 @@ def test_a_lazy_fit_transform_stays_lazy(rng):
     np.testing.assert_allclose(lazy.compute(), KernelPCA(2, kernel="rbf").fit_transform(X), atol=1e-12)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["rbf", "linear", "poly"]), st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_weights_are_repeated_rows(seed, kernel, centered):
@@ -300,6 +302,7 @@ def test_a_gram_matrix_of_almost_equal_values_converges(solver, rng):
     np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-10)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("solver", ["auto", "arpack", "randomized"])
 def test_an_eigenvalue_is_found_as_often_as_it_is_there(solver):
     K = np.diag(np.append(np.ones(60), np.zeros(1140)))

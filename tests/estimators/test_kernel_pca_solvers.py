@@ -123,6 +123,7 @@ def require_same(found, truth, X, Z, tolerance=1e-10):
         assert up_to_sign(found.transform(rows)[:, wide], truth.transform(rows)[:, wide]) <= tolerance * scale
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(2.0), kernels.Polynomial(3), kernels.Laplacian(2.0)])
@@ -258,6 +259,7 @@ def test_fixed_points_denoise(rng):
     assert ((cleaned - test) ** 2).mean() < 0.6 * ((noisy - test) ** 2).mean()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
 @pytest.mark.parametrize("q", [3, None, 0.9])

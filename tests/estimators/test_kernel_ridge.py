@@ -140,6 +140,7 @@ def test_the_path_begins_above_the_rounding_of_long_rows_and_of_large_weights(rn
             dkfm.KernelRidge("loo", **words).fit(X, X[:, 0], sample_weight=weights)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("alpha", [np.float32(0.1), np.int64(1), np.array(0.5), (0.1, 0.2)])
 def test_a_penalty_of_numpy_is_saved(X, Y, alpha, tmp_path):
     dkfm.KernelRidge(alpha, **WORDS).fit(X, Y).save(tmp_path / "model")

@@ -267,6 +267,7 @@ def test_points_that_are_no_training_rows_have_no_numbers(basis, rng):
         assert not hasattr(phi, "landmark_indices_")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("selector", ["uniform", "kmeans"])
 @pytest.mark.parametrize("sigma", [2.0, 5.0, 20.0])
 def test_landmarks_of_a_wide_kernel_in_the_cholesky_basis_do_not_pass_for_an_indefinite_one(selector, sigma):

@@ -29,6 +29,7 @@ def own_error(phi, X, Z):
     return np.abs(error[scale > 0] / scale[scale > 0]).max()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("more", ["nothing", "a row twice", "a row of zeros", "an outlier"])
 def test_rows_of_mixed_lengths_are_exact_to_their_own_scale(basis, more, rng):

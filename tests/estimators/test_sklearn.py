@@ -106,6 +106,7 @@ def test_parameters_of_the_kernel_are_set_as_those_of_the_estimator():
     assert dkfm.KernelPCA(kernel=process.RBF(2.0)).set_params(kernel__length_scale=3.0).kernel.length_scale == 3.0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
 def test_a_pickled_map_needs_nothing_of_its_workspace(basis, rng, tmp_path):
     import shutil

@@ -94,6 +94,7 @@ def test_sparse_rows_are_scored_on_a_cluster_and_lazily(client, points, tmp_path
     np.testing.assert_allclose(lazy.compute(), truth, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_an_invalid_sparse_row_scores_nan_and_is_counted(points, tmp_path):
     X, Z = points
     z = sparse.csr_array(Z)
@@ -145,6 +146,7 @@ def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
         csr.read_csr(tmp_path / "rows", "rows", columns)
 
 
+@pytest.mark.slow
 def test_a_sparse_row_counts_in_the_budget_as_what_it_holds():
     rng = np.random.default_rng(0)
     place = np.arange(10_000) // 10, rng.integers(10**6, size=10_000)

@@ -72,6 +72,7 @@ def test_uniform_landmarks_are_those_of_memory(stored):
         np.testing.assert_allclose(found.error_bound_, truth.error_bound_, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_basis_of_all_rows_reads_them_into_memory(stored):
     X, forms = stored
     truth, found = (ExactFeatureMap(K).fit(rows) for rows in (X, forms[0]))
@@ -91,6 +92,7 @@ def test_weights_and_the_kernels_width_are_of_the_stored_rows(stored, rng):
         ExactFeatureMap(**options).fit(forms[1], sample_weight=weights)
 
 
+@pytest.mark.slow
 def test_the_fitted_map_is_saved_and_scores(stored, tmp_path):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3).fit(forms[3])
@@ -104,6 +106,7 @@ def phi_frame(X):
     return pd.DataFrame(X, columns=["a", "b", "c"])
 
 
+@pytest.mark.slow
 def test_rows_that_change_meanwhile_leave_the_estimator_as_it_was(stored, monkeypatch, tmp_path):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3)
@@ -158,6 +161,9 @@ def test_a_plan_foretells_rounds(stored):
     assert 0.1 < plan.seconds < 30
     assert "rounds" not in dkfm.plan_fit(ExactFeatureMap(K), forms[1]).road
     assert "in rounds" in dkfm.plan_fit(clone(phi).set_params(build="rounds"), X).road
+    chosen = ExactFeatureMap(K, basis="cholesky", landmarks="uniform", n_landmarks=20)
+    assert "rounds" not in dkfm.plan_fit(chosen, forms[1]).road  # landmarks that are chosen are in memory
+    assert "in rounds" in dkfm.plan_fit(chosen.set_params(build="rounds"), forms[1]).road
     spooled = dkfm.plan_fit(phi, da.from_array(X, chunks=100))
     assert "in rounds" in spooled.road
     assert spooled.disk_bytes == X.nbytes
@@ -181,6 +187,7 @@ def test_the_command_fits_tile_by_tile(stored, tmp_path, monkeypatch):
     assert read == []
 
 
+@pytest.mark.slow
 def test_another_fit_to_a_path_leaves_nothing_of_the_one_before(stored):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", centered=True, tol=1e-3).fit(forms[3])
@@ -192,6 +199,7 @@ def test_another_fit_to_a_path_leaves_nothing_of_the_one_before(stored):
     np.testing.assert_array_equal(phi.transform(X), truth.transform(X))
 
 
+@pytest.mark.slow
 def test_a_random_state_goes_on_from_fit_to_fit(stored):
     X, forms = stored
     drawn = []

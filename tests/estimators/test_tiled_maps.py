@@ -156,6 +156,7 @@ def test_rows_of_any_scale_have_a_map(rng, tmp_path):
     assert phi.certificate_.relative_error < 1e-12
 
 
+@pytest.mark.slow
 def test_a_stored_file_a_sparse_array_and_a_precomputed_kernel(rng, tmp_path):
     X = rng.normal(size=(90, 3))
     np.save(tmp_path / "x.npy", X)

@@ -106,6 +106,7 @@ def frame(rng):
     return pd.DataFrame(rng.normal(size=(50, 4)), columns=list("abcd"), index=pd.Index(np.arange(50) * 3, name="id"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_dask_data_frame_keeps_its_index_and_takes_its_columns_by_name(frame, dtype):
     dd = pytest.importorskip("dask.dataframe")
@@ -167,6 +168,7 @@ def test_functions_that_look_alike_are_not_taken_for_each_other(rng):
         np.testing.assert_allclose(found, phi.transform(Z), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_large_model_with_a_function_travels_in_the_graph(rng):
     gaussian = kernels.Gaussian(0.5)
     phi = dkfm.ExactFeatureMap(kernels.Function(gaussian.block)).fit(rng.normal(size=(900, 3)))

@@ -59,6 +59,7 @@ def test_a_model_counts_as_many_bytes_as_the_plan_of_its_job(saved, tmp_path):
     assert model_cache._prepared_bytes(scorer) == dkfm.plan_score(path, rows, tmp_path / "new").model_bytes
 
 
+@pytest.mark.slow
 def test_threads_prepare_a_saved_model_once_for_all_jobs_and_anew_when_it_changed(saved, tmp_path, rng, monkeypatch):
     fitted, path, rows = saved
     prepared, prepare = [], model_cache.prepare_compact_scorer
@@ -72,6 +73,7 @@ def test_threads_prepare_a_saved_model_once_for_all_jobs_and_anew_when_it_change
     assert len(prepared) == 2
 
 
+@pytest.mark.slow
 def test_models_of_estimators_and_of_user_functions_are_not_kept(saved, tmp_path, rng, monkeypatch):
     fitted, _, rows = saved
     score(fitted, rows, tmp_path / "out")
@@ -85,6 +87,7 @@ def linear(X, Y):
     return X @ Y.T
 
 
+@pytest.mark.slow
 def test_models_make_room_for_all_other_work_and_for_a_job_that_would_not_fit(saved, tmp_path, monkeypatch):
     _, path, rows = saved
     score(path, rows, tmp_path / "out")

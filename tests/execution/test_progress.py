@@ -172,6 +172,7 @@ def test_the_command_line_turns_bars_on_and_off(rng, tmp_path, monkeypatch):
         asked.clear()
 
 
+@pytest.mark.slow
 def test_tasks_are_called_by_what_they_do_on_the_dashboard(threaded_client, rng, tmp_path):
     X = rng.normal(size=(60, 3))
     fitted = clone(ESTIMATORS[0]).fit(X)

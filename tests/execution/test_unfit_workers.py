@@ -94,6 +94,7 @@ def test_a_worker_with_too_little_memory_is_left_aside_by_a_job_and_by_its_plan(
     np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), pca.transform(Z), atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_worker_with_too_little_memory_is_left_aside_by_a_gram_matrix(uneven, tmp_path, rng):
     X = rng.normal(size=(100, 3))
     with uneven("1MB", "8GB") as (client, (small, _)), pytest.warns(DkfmWarning, match=f"The worker {small} has"):

@@ -104,6 +104,7 @@ def test_workers_of_which_none_answers_are_an_error(threaded_client, requirement
         worker_checks.find_unfit_workers(threaded_client, requirements)
 
 
+@pytest.mark.slow
 def test_a_mark_is_gone_with_the_job_whatever_its_end(threaded_client, tmp_path, rng):
     pca = dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(20, 3)))
     Z = rng.normal(size=(50, 3))

@@ -72,6 +72,7 @@ def test_the_residual_of_every_row_is_within_the_bound(n, d, tol, is_random, ker
     assert len(np.unique(found.row_indices)) == len(found.row_indices)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("is_random", [False, True])
 def test_many_small_rounds_find_the_same_span(is_random, small_rounds, rng):
     X = rng.normal(size=(400, 2))
@@ -90,6 +91,7 @@ def test_the_rank_is_within_five_percent_of_pivots_in_memory(rng):
     assert len(found.row_indices) <= 1.05 * truth.rank_
 
 
+@pytest.mark.slow
 def test_pivots_down_to_rounding_do_not_pass_for_more_than_there_are(rng):
     X = np.repeat(rng.normal(size=(500, 2)), 2, axis=0)  # as a second time, so that half of all residuals are rounding
     found = find(kernels.Gaussian(1.0), X)
@@ -167,6 +169,7 @@ def test_a_limit_is_kept_to(rng, small_rounds):
         )
 
 
+@pytest.mark.slow
 def test_random_pivots_are_distributed_as_one_by_one(rng):
     """Of two pivots among four rows, against the exact probabilities of randomly pivoted Cholesky."""
     X, kernel = np.array([[0.0], [0.1], [1.0], [3.0]]), kernels.Gaussian(1.0)

@@ -70,6 +70,7 @@ def test_rows_are_the_same_in_memory_in_dask_in_a_file_or_sparse(rows, tmp_path)
             assert one == other if isinstance(one, str) else one == pytest.approx(other, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp_path):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])

@@ -180,6 +180,7 @@ def test_labels_that_matplotlib_would_read_otherwise_are_drawn_as_they_are(rows)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [r"\$\bad{\$", r"\$x\$", " _hidden"]
 
 
+@pytest.mark.slow
 def test_a_kernel_without_discriminants_and_names_that_come_twice_leave_a_page():
     X, y = np.array([[0.0], [1.0]] * 12), np.array([0, 0, 1, 1] * 6)
     with pytest.warns(DkfmWarning, match="the priors alone decide"):

@@ -90,6 +90,7 @@ def test_a_sparse_block_takes_the_memory_that_the_kernel_says(density, rng):
         assert peak <= kernel.peak_blocks + 0.3
 
 
+@pytest.mark.slow
 def test_a_narrow_gaussian_in_one_dimension_is_positive_semi_definite_to_rounding(rng):
     K = kernels.Gaussian(0.02)(rng.uniform(size=(1500, 1)))
     values = np.linalg.eigvalsh(K)

@@ -123,6 +123,7 @@ def test_blocks_of_any_size_take_the_compiled_exponential(compiled, layout, rng,
         np.testing.assert_array_equal(exp_in_place(single.copy()), np.exp(single))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("shape", [(0,), (7,), (0, 3), (3, 0), (2, 3), (300, 200), (3, 40_000)])
 def test_without_compiled_ones_exponentials_are_those_of_numpy_bit_by_bit(shape, dtype, rng, monkeypatch):

@@ -31,6 +31,7 @@ ARD = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kernel", SIGNED + HISTOGRAMS, ids=repr)
 @pytest.mark.parametrize("d", [3, *(pytest.param(d, marks=pytest.mark.slow) for d in (1, 9))])
 def test_every_class_obeys_the_laws(kernel, d, rng):
@@ -47,6 +48,7 @@ def test_every_class_is_among_those_that_obey_the_laws():
     assert ours - given == made
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("make", ARD)
 @pytest.mark.parametrize("d", [2, 7])
 def test_a_length_scale_of_each_column_is_that_of_divided_columns(make, d, rng):

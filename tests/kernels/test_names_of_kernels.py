@@ -105,6 +105,7 @@ def test_parameters_of_kernel_pca_mean_what_they_say_or_are_refused(rng):
     assert dkfm.KernelPCA(2, kernel="linear", gamma=0.1).fit(X).kernel_ == kernels.Linear()
 
 
+@pytest.mark.slow
 def test_a_width_that_is_not_given_is_told_and_one_that_is_given_is_not(fit):
     ended, kernel = fit("gaussian")
     assert "no width is given, so it is the median distance" in ended.stderr

@@ -48,6 +48,7 @@ def test_rows_that_a_kernel_takes_for_0_are_normalised_to_0():
 SHARES = [1e-200, 1e-30, 1e-16, 1e-8, 0.0, 0.3, 0.41, 0.42, 0.5, 0.7, 0.71, 1.0 - 1e-16, 1.0, 1.0 + 1e-9, 3.0, 1e8]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("values", [SHARES, [5e-324, 1e-300, *SHARES, 1e200]], ids=["common", "with rare ones"])
 def test_entropies_have_all_their_digits_whatever_the_shares(compiled, values, monkeypatch):

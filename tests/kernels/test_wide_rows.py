@@ -37,6 +37,7 @@ def test_bounds_hold_for_rows_of_mixed_lengths(basis: str) -> None:
         assert np.abs(phi.transform(Z) @ phi.transform(X).T - truth).max() <= phi.error_bound_
 
 
+@pytest.mark.slow
 def test_some_landmarks_of_rows_of_mixed_lengths_are_no_indefinite_kernel() -> None:
     for seed in range(25):
         X = mixed(seed, 12)

@@ -155,6 +155,7 @@ def test_a_map_that_was_rounded_fails_its_certificate(basis, rng):
         phi.verify()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_float32_components_are_those_of_float64_up_to_rounding(offset, rng, tmp_path):
     X, Z = rng.normal(size=(300, 6)) + offset, rng.normal(size=(50, 6)) + offset

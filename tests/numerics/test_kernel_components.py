@@ -28,6 +28,7 @@ def up_to_sign(found, truth):
     return np.abs(found * signs - truth).max()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kernel", "peer"),
     [

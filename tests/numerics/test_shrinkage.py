@@ -104,6 +104,7 @@ def test_more_columns_than_rows_have_as_many_features_as_rows_less_one(n, rng):
     require_direct_choice(kernels.Linear(), rng.normal(size=(n, 60)), np.arange(n) % 3)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(3))
 def test_the_eigenvalue_of_the_mean_may_be_above_the_cut(seed):
     rng = np.random.default_rng(seed)
@@ -123,6 +124,7 @@ def test_the_eigenvalue_of_the_mean_may_be_above_the_cut(seed):
     np.testing.assert_array_equal(shrinkage.weigh_correct_predictions(every, classes), right)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_alone_in_its_class_is_never_left_out():
     X, y = draw(SHARES["two"], 0, 41)
     y[-1] = 2
@@ -170,6 +172,7 @@ def test_a_kernel_known_to_be_definite_is_decomposed_once_where_a_negative_part_
     assert sizes == [90]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("length", [1.0, 1e4])
 def test_rows_beside_which_rounding_spoils_the_others_are_left_out_before_the_decomposition(length, monkeypatch):
     X, y = draw(SHARES["balanced"], 0)

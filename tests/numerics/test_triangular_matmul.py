@@ -30,6 +30,7 @@ def test_what_blas_would_misread_is_never_handed_to_it():
             triangular_matmul_in_place(values, W)
 
 
+@pytest.mark.slow
 def test_python_goes_on_while_a_product_is_computed():
     values, W = np.ones((3000, 1500)), np.triu(np.ones((1500, 1500)))
     worker = threading.Thread(target=triangular_matmul_in_place, args=(values, W))

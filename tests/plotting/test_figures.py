@@ -143,6 +143,7 @@ def test_a_damaged_map_shows_in_its_certificates(rng):
     assert max(p.get_x() for p in ax.patches if p.get_height()) > 1e-6
 
 
+@pytest.mark.slow
 def test_certificates_pair_landmarks_with_points_in_memory_or_not(rng):
     X, Z = rng.normal(size=(700, 3)), rng.normal(size=(1000, 3))
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="spectral", progress=False).fit(X)

@@ -179,6 +179,7 @@ def test_an_output_that_did_not_note_its_files_is_refused_when_there_are_more(fo
         folder.score()
 
 
+@pytest.mark.slow
 def test_files_that_were_written_to_with_their_times_put_back_are_scored_again(folder):
     folder.add(m=35).score()
     path = folder.root / "in" / "m.parquet"
@@ -236,6 +237,7 @@ def test_the_id_of_an_output_leads_to_no_file_out_of_it(folder):
     assert (folder.root / "away-000000.json").read_text() == "{}"
 
 
+@pytest.mark.slow
 def test_many_files_are_noted_in_several_segments(folder, monkeypatch):
     monkeypatch.setattr(input_file_journal, "_FILES_PER_SEGMENT", 2)
     folder.add(m=5, n=5, o=5, p=5, q=5).score()
@@ -246,6 +248,7 @@ def test_many_files_are_noted_in_several_segments(folder, monkeypatch):
     assert read_file_stats(output.output_location, output.creation_id) is None
 
 
+@pytest.mark.slow
 def test_files_that_come_while_new_ones_are_scored_are_left_for_the_next_time(folder, monkeypatch):
     folder.add(m=25).score()
     folder.add(a=25)
@@ -280,6 +283,7 @@ def test_a_plan_counts_what_is_new_and_changes_nothing(folder):
     assert {path: path.stat().st_mtime_ns for path in (folder.root / "out").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_the_command_appends_too(folder, monkeypatch):
     monkeypatch.chdir(folder.root)
     for files in [{"m": 35}, {"a": 10}]:
@@ -290,6 +294,7 @@ def test_the_command_appends_too(folder, monkeypatch):
     folder.check()
 
 
+@pytest.mark.slow
 def test_other_readers_of_zarr_see_all_rows(folder):
     import zarr
 

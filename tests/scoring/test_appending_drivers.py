@@ -57,6 +57,7 @@ def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path
     raise AssertionError("The job did not end.")
 
 
+@pytest.mark.slow
 def test_a_second_driver_that_began_before_the_first_ended_finishes_the_same_output(folder, monkeypatch):
     folder.add(m=35).score()
     folder.add(a=22)
@@ -76,6 +77,7 @@ def test_a_second_driver_that_began_before_the_first_ended_finishes_the_same_out
     folder.check()
 
 
+@pytest.mark.slow
 def test_a_whole_chunk_that_another_driver_wrote_after_the_scan_is_scored_again(folder, monkeypatch):
     folder.add(d=25).score()
     folder.add(e=20)

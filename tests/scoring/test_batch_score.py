@@ -62,6 +62,7 @@ def test_any_chunking_gives_the_rows_of_transform(tmp_path_factory, n, chunk, so
     np.testing.assert_allclose(found.compute(scheduler="synchronous"), fitted.transform(Z), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_every_output_of_a_map_can_be_scored(rng, tmp_path):
     Z = rng.normal(size=(30, 3))
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0)).fit(rng.normal(size=(40, 3)))
@@ -82,6 +83,7 @@ def test_two_runs_give_the_same_bytes(job, tmp_path):
         assert (job[2] / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_output_that_exists_is_left_untouched(job, fitted, tmp_path):
     score(job)
     before = (job[2] / "_COMPLETE").read_bytes()
@@ -99,6 +101,7 @@ def test_an_output_that_exists_is_left_untouched(job, fitted, tmp_path):
     assert score(job, overwrite=True, chunk_rows=9).chunks == 12
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_invalid_row_stops_the_job_by_number_before_its_chunk_is_written(job, value):
     rows = np.load(job[1])
@@ -355,6 +358,7 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
     assert score(job).scored_chunks == score(job).chunks
 
 
+@pytest.mark.slow
 def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatch):
     rows = np.zeros((4_000, fitted.model_.n_features_in))
     large = dkfm.plan_score(fitted, rows, tmp_path / "out")
@@ -391,8 +395,7 @@ def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
 
 def test_a_pipeline_is_refused_in_a_sentence_that_says_what_is_meant(fitted, tmp_path):
     pipeline = make_pipeline(StandardScaler(), dkfm.KernelPCA(2)).fit(np.eye(5))
-    with pytest.raises(
-        InvalidInputError, match=r"is Pipeline; a StandardScaler before a KernelPCA is fit\(X, standard"
-    ):
+    told = r"is Pipeline; a StandardScaler before a KernelPCA is fit\(X, standard"
+    with pytest.raises(InvalidInputError, match=told):
         dkfm.batch_score(pipeline, np.eye(5), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -144,6 +144,7 @@ def test_a_link_that_leads_to_another_input_during_a_job_completes_nothing(model
         score(model, link, tmp_path / "out")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", ["rows.npy", "rows"])
 def test_rows_that_change_between_two_runs_leave_no_chunk_of_the_first(model, tmp_path, monkeypatch, form):
     source, target = tmp_path / form, tmp_path / "out"

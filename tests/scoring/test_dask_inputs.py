@@ -64,6 +64,7 @@ def test_unknown_lengths_are_found_by_the_pass_that_writes(pca, frame, tmp_path)
     np.testing.assert_allclose(values(tmp_path / "out"), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_dask_frame_is_taken_by_name_in_any_order_with_ids(pca, frame, tmp_path):
     lazy = dd.from_pandas(frame[["key", "d", "flag", "b", "a", "c"]], npartitions=7)
     some = lazy[lazy["flag"]]
@@ -126,6 +127,7 @@ def test_workers_that_die_are_the_fault_of_the_cluster(pca, frame, tmp_path, mon
         score(pca, da.from_array(frame[NAMES].to_numpy(), chunks=(100, 4)), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_job_resumes_an_equal_collection_and_refuses_another_one(pca, frame, tmp_path):
     X = frame[NAMES].to_numpy(copy=True)
     score(pca, da.from_array(X.copy(), chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
@@ -158,6 +160,7 @@ def test_what_is_no_table_of_numbers_is_refused_and_nothing_is_left(make, words,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_columns_that_are_called_by_numbers_are_taken_in_their_order_and_not_by_name(frame, tmp_path):
     rows = pd.DataFrame(frame[NAMES].to_numpy())
     pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(rows)

@@ -119,12 +119,14 @@ def _begin_as_another(job, target, create):
             score(job, target)
 
 
+@pytest.mark.slow
 def test_a_driver_takes_the_chunks_of_the_one_that_was_first(job, tmp_path, monkeypatch):
     interposed(monkeypatch, lambda: score(job, tmp_path / "out", chunk_rows=30))
     assert score(job, tmp_path / "out", chunk_rows=None).chunks == 34
     require_finished(job, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_another_job_that_was_first_is_named_and_nothing_of_it_is_touched(job, tmp_path, monkeypatch):
     target = tmp_path / "out"
     interposed(monkeypatch, lambda: score(job, target, chunk_rows=30))

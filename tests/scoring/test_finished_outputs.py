@@ -64,6 +64,7 @@ def require_finished(model, target):
     assert score(model, target).scored_chunks == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", [2, 5])
 def test_metadata_that_are_lost_under_way_are_laid_anew(model, tmp_path, monkeypatch, number):
     after_chunk(monkeypatch, number, (tmp_path / "out" / "scores" / "zarr.json").unlink)
@@ -97,6 +98,7 @@ def test_a_link_in_an_output_completes_nothing_and_nothing_is_written_through_it
     assert tree(elsewhere) == before
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("linked", ["scores/c/2/0", "scores/zarr.json", "zarr.json", "."])
 def test_a_file_or_an_output_that_became_a_link_completes_nothing(model, tmp_path, monkeypatch, linked):
     path = tmp_path / "out" / linked
@@ -140,6 +142,7 @@ def test_what_verify_refuses_the_next_run_refuses_too(model, tmp_path):
             refusing(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_chunks_are_not_removed_through_a_link(model, tmp_path):
     """Those of an unfinished output without receipts are."""
     for name in ("out", "other"):
@@ -197,6 +200,7 @@ def test_a_gram_that_is_removed_under_way_is_not_made_again(tmp_path, monkeypatc
     assert not root.exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sabotage", ["the attributes", "the attributes of another"])
 def test_a_gram_that_no_build_would_find_again_is_not_completed(tmp_path, monkeypatch, sabotage):
     from dkfm.gram import build

@@ -66,6 +66,7 @@ def test_ids_of_any_integers_and_texts_are_kept(tmp_path, kind):
     assert read(score(ids, tmp_path, chunk_rows=2)) == ids.to_pylist()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("text", [False, True])
 def test_xarray_opens_them_lazily_as_a_coordinate(tmp_path, text):
     xr = pytest.importorskip("xarray")
@@ -107,6 +108,7 @@ def test_damage_to_a_chunk_of_ids_is_found_and_mended_by_the_same_command(tmp_pa
         assert {name: file for name, file in good.items() if file != name.read_bytes()} == {}
 
 
+@pytest.mark.slow
 def test_another_id_column_is_another_job(made, tmp_path):
     where = made / "model", made / "rows.parquet", tmp_path / "out"
     dkfm.batch_score(*where, id_column="id", progress=False)
@@ -128,6 +130,7 @@ def test_partitions_and_frames_have_ids_too(made, tmp_path):
     assert read(tmp_path / "of-a-frame") == frame.index.tolist()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
@@ -171,6 +174,7 @@ def test_categories_are_ids_by_their_values(tmp_path):
     assert read(score(ids.dictionary_encode(), tmp_path, chunk_rows=3)) == ids.to_pylist()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name", ["scores", "SCORES", "scores_column", "two words", "_journal", "zarr.json", "../x", "\u6f22" * 40]
 )

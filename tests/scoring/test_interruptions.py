@@ -221,6 +221,7 @@ def test_columns_in_another_order_are_those_of_the_fit(made, tmp_path):
     np.testing.assert_allclose(values(tmp_path / "out"), expected(made), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_model_without_names_takes_a_table_as_it_stands_and_says_so(made, tmp_path, rng):
     dkfm.KernelPCA(2).fit(rng.normal(size=(30, 4))).save(tmp_path / "nameless")
     call = tmp_path / "nameless", made / "rows.parquet"

@@ -230,6 +230,7 @@ def test_a_model_that_is_too_large_even_in_parts_is_refused_with_both_numbers(tm
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(tmp_path, rng):
     from dkfm.execution.model_cache import get_saved_scorer, remove_model
 
@@ -249,6 +250,7 @@ def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(t
     remove_model(digest)
 
 
+@pytest.mark.slow
 def test_rows_of_a_streamed_task_are_as_many_as_memory_takes_whatever_the_chunks(tmp_path, rng):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 50)))
     phi.save(tmp_path / "model")

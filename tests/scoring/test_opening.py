@@ -70,6 +70,7 @@ def test_opening_opens_and_lists_the_same_for_any_number_of_chunks(made, place, 
     assert calls_of_opening(many) == calls
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_that_is_lost_or_has_another_size_is_told_at_once_whichever_it_is(made, place, form):
     target = score(made, f"{place}/{form}", chunk_rows=20)
@@ -89,6 +90,7 @@ def test_a_file_that_is_lost_or_has_another_size_is_told_at_once_whichever_it_is
     dkfm.open_scores(target)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["thesis.txt", "scores/thesis.txt", "scores/c/thesis.txt", "scores/c/17/0"])
 def test_a_foreign_file_is_told_at_once(made, place, form, name):
@@ -138,6 +140,7 @@ def table_of_marker(finished, output, receipts):
         path.write_bytes(kept)
 
 
+@pytest.mark.slow
 @given(data=st.data(), chunks=st.integers(1, 6), last=st.integers(1, 20))
 def test_receipts_come_back_from_a_marker_as_they_were(finished, data, chunks, last):
     output = replace(output_store.read_output(finished["out"]), rows=20 * (chunks - 1) + last, chunk_rows=20)

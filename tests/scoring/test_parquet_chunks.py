@@ -35,6 +35,7 @@ def written(folder, sizes, values, classes, ids):
     return folder / chunks.file_names(0)[0], summaries
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
     st.integers(1, 20),

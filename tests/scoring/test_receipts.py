@@ -76,6 +76,7 @@ def mark(target, **fields):
     completion.complete_output(output, receipts)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 @pytest.mark.parametrize("invalid", [0, 3, 10, 3600, 10**300], ids=["0", "3", "10", "3600", "huge"])
 def test_invalid_rows_are_counted_anew_where_a_chunk_is_read_back(model, finished, tmp_path, target, invalid):
@@ -86,6 +87,7 @@ def test_invalid_rows_are_counted_anew_where_a_chunk_is_read_back(model, finishe
     assert report.scored_chunks == (1 if invalid <= 10 else 6)  # a segment with an impossible receipt is damaged
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 @pytest.mark.parametrize("invalid", [0, 3, 3600, 10**300], ids=["0", "3", "3600", "huge"])
 def test_invented_invalid_rows_in_a_marker_are_found(model, finished, tmp_path, target, invalid):
@@ -110,6 +112,7 @@ def test_a_chunk_with_its_receipt_from_another_run_is_not_taken(model, out, tmp_
     np.testing.assert_array_equal(values(out), good)
 
 
+@pytest.mark.costly
 @pytest.mark.alike
 @pytest.mark.parametrize(
     ("field", "value"),

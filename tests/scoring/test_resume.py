@@ -115,6 +115,7 @@ def test_an_input_with_other_values_is_refused(made, tmp_path):
         dkfm.batch_score(made / "model", X, tmp_path / "memory", progress=False)
 
 
+@pytest.mark.slow
 def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monkeypatch):
     from dkfm.numerics import scorer
 
@@ -135,6 +136,7 @@ def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monk
             score(made, tmp_path / "no", output=wrong)
 
 
+@pytest.mark.slow
 def test_a_table_scores_by_name_and_keeps_its_ids_in_order(made, tmp_path):
     report = score(made, tmp_path / "out.parquet", "rows.parquet", id_column="id")
     assert report.rows == 100
@@ -177,6 +179,7 @@ def test_columns_and_ids_that_are_not_there_are_one_sentence(made, tmp_path):
         assert not (tmp_path / target).exists()
 
 
+@pytest.mark.slow
 def test_rows_that_have_no_score_are_named_by_file_and_row(made, tmp_path, monkeypatch):
     rows = np.load(made / "rows.npy")
     rows[[45, 47, 59, 61], 2] = np.nan
@@ -228,6 +231,7 @@ def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made
         plan.require()
 
 
+@pytest.mark.slow
 def test_the_command_line_has_the_plan_the_report_and_the_verification(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = [str(made / "model"), str(made / "rows.parquet"), "out.parquet", "--id-column", "id"]

@@ -127,6 +127,7 @@ def test_columns_that_are_not_there_are_refused(column, matrix, tmp_path):
     assert "do not make rows" in refusal(archive(tmp_path / "x.npz", members(matrix)))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
 def test_a_member_that_gives_more_than_it_declares_is_refused_and_not_unpacked_further(
     method, matrix, tmp_path, monkeypatch
@@ -264,6 +265,7 @@ def test_a_matrix_without_a_value_is_read(tmp_path):
     np.testing.assert_array_equal(source.read(slice(1, 4)).toarray(), np.zeros((3, 4)))
 
 
+@pytest.mark.slow
 def test_a_file_scores_and_builds_as_its_rows_do_and_is_forgotten_after_it(matrix, tmp_path):
     path, kernel = save(tmp_path / "x.npz", matrix), dkfm.kernels.Gaussian(2.0)
     pca = dkfm.KernelPCA(2, kernel=kernel).fit(matrix)

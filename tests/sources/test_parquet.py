@@ -60,6 +60,7 @@ def test_any_slices_of_any_layout_of_files_and_row_groups_give_the_rows_of_the_t
         assert [source.locate_row(row) for row in range(len(rows))] == owners
 
 
+@pytest.mark.slow
 @given(st.permutations("abcdefgh"), st.permutations("abcdefgh"))
 def test_a_shuffled_file_reads_equal(order, wanted):
     rows = np.random.default_rng(0).normal(size=(20, 8))

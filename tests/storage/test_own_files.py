@@ -66,6 +66,7 @@ def test_a_finished_job_sweeps_only_its_own_partial_files(pca, tmp_path, name):
     assert not own.exists()
 
 
+@pytest.mark.slow
 def test_what_killed_writers_left_does_not_keep_a_store_from_being_replaced(pca, tmp_path):
     score(pca, tmp_path / "out.zarr")
     for name in (f"._COMPLETE.{HEX}.partial", f"scores/zarr.{HEX}.partial", f"scores/c/0/.0.{HEX}.partial"):
@@ -122,6 +123,7 @@ def test_a_report_of_dask_replaces_only_an_earlier_report(tmp_path):
     assert target.read_text() == PAGE
 
 
+@pytest.mark.slow
 def test_a_demo_replaces_no_picture_and_no_gram_but_its_own(tmp_path):
     pytest.importorskip("matplotlib").use("Agg")
     (tmp_path / "dkfm-demo.json").write_text(json.dumps({}))

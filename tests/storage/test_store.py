@@ -134,6 +134,7 @@ def test_what_is_no_store_is_refused(name, tmp_path):
         dkfm.load(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_any_changed_byte_of_any_file_is_found(saved, rng):
     local = [p for p in saved.rglob("*") if p.is_file()]
     assert len(local) >= 9
@@ -198,6 +199,7 @@ def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(
         store_metadata.require_chunks(saved / "landmarks", store_metadata.read_array_info(saved / "landmarks"))
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
@@ -278,6 +280,7 @@ def test_numpy_scalars_are_saved_as_the_numbers_they_are(rows, tmp_path, value):
     assert dkfm.load(tmp_path / "m").n_components == value
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("moment", ["create_group", "add_array", "write_completion_marker", "sync_tree", "rename"])
 def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows, tmp_path, monkeypatch, moment):
     before, model = contents(saved), dkfm.KernelPCA(1).fit(rows)

@@ -97,8 +97,8 @@ def plan_fit(
     with open_executor(found) as executor:
         values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
         sample = partial(_read_sample, X, kernel, columns, id_column)
-        in_rounds = can_stream_rows(estimator, kernel)
-        is_streamed = in_rounds and (estimator.build == "rounds" or is_stored_or_lazy(X, kernel, in_rounds))  # type: ignore[attr-defined]  # a map
+        streams = can_stream_rows(estimator, kernel)
+        is_streamed = streams and (estimator.build == "rounds" or is_stored_or_lazy(X, kernel, streams))  # type: ignore[attr-defined]  # a map
         rows = PlannedRows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
     plan = replace(planner(estimator, rows), columns=d)
     if is_streamed and is_dask_collection(convert_container(X)):  # its blocks are written there
@@ -148,7 +148,8 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
         replace(options, dtype=getattr(estimator.dtype, "__name__", estimator.dtype)).require_valid(estimator.landmarks)
         return plan_tiled_map(estimator, rows)
     count = _count_landmarks(estimator, rows.n)
-    chosen = replace(rows, n=count)
+    in_rounds = rows.is_streamed and (estimator.landmarks is None or estimator.build == "rounds")
+    chosen = replace(rows, n=count, is_streamed=in_rounds)  # landmarks of stored rows are in memory
     selects_pivots = isinstance(estimator.landmarks, str) and estimator.landmarks in ("pivots", "random_pivots")
     visited = landmarks.SAMPLED_ROWS if estimator.certify == "sample" else rows.n
     if estimator.basis != "cholesky":

@@ -48,6 +48,7 @@ def test_auto_takes_gradients_that_converge_and_a_factor_where_they_do_not(syste
     assert hard.residuals.max() <= 1e-10  # of the factor; gradients stop far above
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("reason", ["few products", "no memory", "inverse"])
 def test_auto_does_not_try_gradients_without_time_or_memory_or_for_an_inverse(system, monkeypatch, reason):
     X, weights, B, A = system
@@ -62,6 +63,7 @@ def test_auto_does_not_try_gradients_without_time_or_memory_or_for_an_inverse(sy
         np.testing.assert_allclose(found.inverse_diagonal, np.linalg.inv(A).diagonal(), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
     X, weights, B, _ = system
     monkeypatch.setattr(solver, "_MAX_PRODUCTS", 40)

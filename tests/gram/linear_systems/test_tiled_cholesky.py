@@ -119,6 +119,7 @@ def test_a_killed_factor_goes_on_with_the_missing_tiles(rng, tmp_path, monkeypat
     np.testing.assert_array_equal(resumed, factor(Gaussian(1.0), X, 0.1, tile_rows=50))
 
 
+@pytest.mark.slow
 def test_a_finished_factor_is_found_again_and_another_is_not_taken_for_it(rng, tmp_path, monkeypatch):
     X = rng.normal(size=(100, 3))
     first = factor(Gaussian(1.0), X, 0.1, tile_rows=40, workspace=tmp_path)
@@ -140,6 +141,7 @@ def test_a_temporary_factor_is_removed_also_of_a_kernel_that_is_code(rng, tmp_pa
     assert left(tmp_path) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tile_rows", [3, 10, 60])
 def test_the_row_is_named_at_which_the_matrix_is_not_positive_definite(rng, tile_rows):
     X = rng.normal(size=(60, 3))

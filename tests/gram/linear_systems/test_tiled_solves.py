@@ -26,6 +26,7 @@ def test_solutions_and_the_diagonal_of_the_inverse_are_those_of_the_dense_matrix
     np.testing.assert_allclose(diagonal, inverse.diagonal(), rtol=bound)
 
 
+@pytest.mark.slow
 def test_panels_of_columns_and_clusters_give_the_same_inverse_diagonal(rng, monkeypatch, threaded_client, tmp_path):
     X = rng.normal(size=(200, 3))
     with open_tiled_factor(Gaussian(1.0), X, 0.1, tile_rows=60, workspace=tmp_path) as store:
@@ -36,6 +37,7 @@ def test_panels_of_columns_and_clusters_give_the_same_inverse_diagonal(rng, monk
         np.testing.assert_allclose(tiled_solves.compute_inverse_diagonal(store), on_cluster, rtol=1e-11)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_solution_is_refined_until_its_residual_is_rounding(rng, weighted, monkeypatch):
     X, B = rng.normal(size=(300, 3)), rng.normal(size=(300, 2))

@@ -59,6 +59,7 @@ def test_a_basis_that_is_full_goes_on_from_its_best(name):
     require_pairs(found, A, 5)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(3, 10))
 @settings(max_examples=30, deadline=None)
 def test_pairs_of_any_spectrum_and_block_are_those_of_lapack(seed, q, columns):
