@@ -109,7 +109,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option(
     "--build",
     type=click.Choice(["auto", "gram", "columns", "rounds", "tiled"]),
-    help="Of features: how pivots are found. auto: in rounds over stored rows, or else by what is faster. tiled: all rows, "
+    help="Of features: how pivots are found. auto: in rounds over stored rows, else as is faster. tiled: all rows, "
     "of full rank, with weights that stay on disk. [auto]",
 )
 @click.option(

@@ -5,8 +5,8 @@ removes a folder of this user if its lock is free and its process has ended on t
 never touches a folder without a record: where others can write, a name proves nothing. A kill at the wrong moment may
 leave the folder of an unfinished store empty and without a record; such a folder is removed after an hour.
 
-Signals: while a `open_temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack, unless the
-program has changed their default action. The folders of this process are removed, the default action is restored, and
+Signals: while a folder of `open_temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack,
+unless the program has changed their default action. The folders of this process are removed, the default action is restored, and
 the signal is sent again, so that the exit status is the same as without dkfm. A second signal after a second raises
 again, because Python drops an exception that is raised in a destructor. At all other times, and in other threads, dkfm
 handles no signals.
@@ -184,7 +184,7 @@ def open_temporary_folder(
 
 
 def remove_owner_record(path: Path) -> None:
-    """Keep a temporary folder after this process ends: it may hold the only copy of a user's data."""
+    """Remove the owner of a temporary folder, so that none is swept that may hold the only copy of a user's data."""
     (path / _RECORD).unlink(missing_ok=True)
 
 

@@ -65,7 +65,7 @@ class ProductMethod(StrEnum):
 
 @dataclass(frozen=True)
 class ProductCost:
-    """What the products with a Gram matrix take on one road."""
+    """What the products with a Gram matrix take by one method."""
 
     method: ProductMethod
     seconds: float
@@ -127,9 +127,9 @@ class LanczosProblem:
 
 
 def compare_product_costs(task: LanczosProblem, available: int) -> list[ProductCost]:
-    """Return what each road takes: the one to take first, then others that fit in `available` bytes and on the disk.
+    """Return what each method takes: the one to take first, then others that fit in `available` bytes and on the disk.
 
-    Of roads of almost the same time the one of the least memory is taken. A matrix that the user wants on disk is
+    Of methods of almost the same time the one of the least memory is taken. A matrix that the user wants on disk is
     computed anew only if it does not fit there, and one that is given never.
     """
     costs = [_cost_dense(task), _cost_stored(task)]

@@ -33,8 +33,8 @@ _READ_ROWS = 10_000
 class LabelledRows:
     """Training rows (n, d) and test rows (m, d) with their labels.
 
-    `sampled_train_indices` and `plotted_test_indices` number at most 2,000 rows each, of silhouettes and
-    plots. `test_origin_clause` says how the test rows were chosen.
+    `sampled_train_indices` and `plotted_test_indices` are row numbers, at most 2,000
+    each: those of silhouettes, and those of pictures. `test_origin_clause` says how the test rows were chosen.
     """
 
     train: Rows

@@ -260,14 +260,14 @@ def solve_leading_components(
 
 def _find_problem_psd_cutoff(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
     """Return the threshold of `find_psd_cutoff` for ascending eigenvalues of the problem matrix."""
-    lowest, highest = float(values[0]), float(values[-1])
+    lowest, highest, what = float(values[0]), float(values[-1]), _CENTRED_GRAM if weighting.centered else _GRAM
     # Centring has the rounding errors of the mean it subtracts, which can be far larger than the result.
     scale = max(highest, weighting.compute_trace_of_mean(means))
     policy = options.on_indefinite
     if policy == "auto":
         exist = isinstance(q := options.n_components, int) and q <= (values > _CUTS[options.dtype] * highest).sum()
         policy = "clip" if exist or len(values) < len(means) else "raise"
-    return find_psd_cutoff(lowest, highest, scale, len(means), policy, (_GRAM, _CENTRED_GRAM)[weighting.centered])
+    return find_psd_cutoff(lowest, highest, scale, len(means), policy, what)
 
 
 def _choose_count(values: Array, total: float, options: ComponentOptions, rounding: float) -> int:

@@ -54,7 +54,7 @@ _ID_BYTES = 512
 """Part of this limit for each row."""
 
 _cached_layouts: LruCache[TableLayout] = LruCache(3)
-"""TableLayout of at most four tables."""
+"""Layouts of at most four tables."""
 
 
 @dataclass(frozen=True, kw_only=True)

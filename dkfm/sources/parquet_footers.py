@@ -1,6 +1,6 @@
 """Read and validate the footers of a Parquet table: its files, its columns, and the rows of its row groups.
 
-TableLayout are untrusted: they are checked against each other and against the request before any page is decoded.
+Footers are untrusted: they are checked against each other and against the request before any page is decoded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ _PREFETCHED_VALUES = 2**19
 """Most values of a row group whose columns are read from disk together: each read alone is a call of Python."""
 
 _THREADS = 8
-"""TableLayout of objects that are read concurrently, because each takes several requests on an object store."""
+"""Footers of objects that are read concurrently, because each takes several requests on an object store."""
 
 
 @dataclass(frozen=True)

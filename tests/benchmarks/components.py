@@ -69,7 +69,7 @@ def main():
             pca = KernelPCA(20, kernel="rbf", tile_rows=min(2048, n // 2), workspace=folder).fit(X)
             whole = time.perf_counter() - start
         worker = max(client.run(peak_memory).values())
-    built, products, read = seconds["build_gram"], seconds["__matmul__"], seconds["fill"] / 2
+    built, products, read = seconds["build_gram"], seconds["__matmul__"], seconds["read_chunk_into_array"] / 2
     print(f"{n:,} rows, from the {sys.argv[2]}: {whole:.1f} s; the Gram matrix {built:.1f} to build and write")
     print(f"products with it {products:.1f} s, in which each of two threads read for {read:.1f} s")
     print(f"peak of the driver {peak_memory() / 1e6:,.0f} MB, of the worker {worker / 1e6:,.0f} MB; {pca.certificate_}")

@@ -61,7 +61,6 @@ def stores(tmp_path_factory):
 
 
 @pytest.mark.costly
-@pytest.mark.alike
 @pytest.mark.parametrize(
     ("command", "unused"),
     [

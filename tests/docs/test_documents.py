@@ -56,7 +56,7 @@ def test_every_python_example_runs(code, folder, monkeypatch):
         rows = folder / "test.npy"
         dkfm.KernelPCA(20).fit(np.load(folder / "train.npy")).save(folder / "model")
         dkfm.batch_score(folder / "model", rows, folder / "scores.zarr", progress=False)
-    if re.search(r"Client|cluster|\ndef ", code) is None:
+    if re.search(r"Client|cluster|__main__|(?m:^(def|class) )", code) is None:
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(folder)
         exec(compile(code, "example.py", "exec"), {"__name__": "example"})

@@ -21,11 +21,11 @@ from helpers.harness import left
 @pytest.fixture
 def road(monkeypatch):
     """Function that leaves one road to the fits that follow; it returns those that they could take."""
-    select = eigenproblem_setup.rank_product_methods
+    select = eigenproblem_setup.rank_product_costs
 
     def leave(only):
         monkeypatch.setattr(
-            eigenproblem_setup, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is only]
+            eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is only]
         )
 
     return leave

@@ -42,9 +42,9 @@ def kill_at(monkeypatch):
 @pytest.mark.parametrize("road", [ProductMethod.MATRIX_FREE, ProductMethod.STORED])
 def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
     X, weights = rng.normal(size=(1300, 3)), rng.uniform(1, 2, 1300)
-    select = eigenproblem_setup.rank_product_methods
+    select = eigenproblem_setup.rank_product_costs
     monkeypatch.setattr(
-        eigenproblem_setup, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is road]
+        eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is road]
     )
     pca = KernelPCA(12, kernel=K, workspace=tmp_path, tile_rows=500, progress=False)
     owner = matrix_free.MatrixFreeGram if road is ProductMethod.MATRIX_FREE else StoredGram
@@ -58,7 +58,7 @@ def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
         pca.set_params(workspace=folder)
         monkeypatch.undo()
         monkeypatch.setattr(
-            eigenproblem_setup, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is road]
+            eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is road]
         )
         kill_at(owner, "__matmul__", at)
         with pytest.raises(Killed):
@@ -117,9 +117,9 @@ def test_rows_that_changed_begin_anew(rng, tmp_path, monkeypatch, kill_at):
 
 
 def force(monkeypatch, road):
-    select = eigenproblem_setup.rank_product_methods
+    select = eigenproblem_setup.rank_product_costs
     monkeypatch.setattr(
-        eigenproblem_setup, "rank_product_methods", lambda *given: [c for c in select(*given) if c.method is road]
+        eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is road]
     )
 
 

@@ -44,14 +44,12 @@ def fitted(request, rng):
 
 
 @pytest.mark.costly
-@pytest.mark.alike
 def test_a_stored_estimator_measures_what_the_loaded_one_measures(fitted, tmp_path):
     fitted.save(tmp_path / "model")
     assert str(opening.open_stored(tmp_path / "model").verify()) == str(dkfm.load(tmp_path / "model").verify())
 
 
 @pytest.mark.costly
-@pytest.mark.alike
 def test_new_points_are_measured_alike_and_only_for_maps(fitted, tmp_path, rng):
     Z = rng.normal(size=(30, 3))
     fitted.save(tmp_path / "model")

@@ -161,8 +161,10 @@ def _small(site):
 
 
 def _of_another_version(site):
-    _installed(site.folder, "numpy", "9.9")
-    site.start_worker(2)
+    other = site.folder / "other"  # of this worker alone
+    _installed(other, "numpy", "9.9")
+    path = os.pathsep.join([str(other), *filter(None, [os.environ.get("PYTHONPATH")])])
+    site.start_worker(2, before=["env", f"PYTHONPATH={path}"])
 
 
 @pytest.mark.slow
@@ -182,6 +184,8 @@ def test_workers_that_join_unfit_are_left_aside_and_told_of(tmp_path):
         assert len(_workers(site)) == 3
     assert driver.returncode == 0, told
     assert told.count("It gets no more tasks of this job.") == 2
+    assert "has numpy 9.9" in told
+    assert "for a task of" in told  # too little memory
     assert {receipt.worker for receipt in receipts.read_receipts(LocalOutput(tmp_path / "out"))} == {first}
     job.settle(tmp_path / "out")
 
@@ -226,9 +230,7 @@ def test_a_worker_that_is_unfit_at_the_start_is_left_aside_and_told_of(tmp_path)
     job = harness.Job.made(tmp_path, rows=4000)
     with harness.Site(tmp_path / "site", workers=1) as site:
         (first,) = _workers(site)
-        _installed(tmp_path / "other", "numpy", "9.9")
-        path = os.pathsep.join([str(tmp_path / "other"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        site.start_worker(1, before=["env", f"PYTHONPATH={path}"])
+        _of_another_version(site)
         harness.wait_for(lambda: len(_workers(site)) == 2, "the second worker")
         command = [word for word in job.command(tmp_path / "out", "--scheduler", site.address) if word != "-W"]
         command.remove("error")

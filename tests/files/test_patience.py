@@ -107,7 +107,7 @@ def operations(place):
         "find": lambda: list(place.list_objects()),
         "pipe_file": lambda: place.replace("x", b"data"),
         "pipe_file, once": lambda: place.create("y", b"data"),
-        "rm_file": lambda: place.remove("x"),
+        "rm_file": lambda: place.remove_objects("x"),
     }
 
 
@@ -216,7 +216,7 @@ def test_every_request_of_s3_is_made_again(place, unlimited, clock, method, name
     place.replace("x", b"data")
     unlimited.faults = [(method, name, 503)] * 5
     acts = {"HEAD": lambda: place.size("x"), "PUT": lambda: place.replace("x", b"y")}
-    acts |= {"DELETE": lambda: place.remove("x"), "GET": lambda: list(place.list_objects())}
+    acts |= {"DELETE": lambda: place.remove_objects("x"), "GET": lambda: list(place.list_objects())}
     acts[method]()
     assert unlimited.faults == []
     unlimited.faults = [(method, name, 503)] * 1000

@@ -14,9 +14,9 @@ from dkfm.gram.fit_checkpoints import keep_states_until_end
 from dkfm.gram.product_costs import ProductMethod
 
 kind, rows, model, workspace, steps, address = sys.argv[1:]
-select = eigenproblem_setup.rank_product_methods
+select = eigenproblem_setup.rank_product_costs
 only = ProductMethod.MATRIX_FREE
-eigenproblem_setup.rank_product_methods = lambda *given: [c for c in select(*given) if c.method is only]
+eigenproblem_setup.rank_product_costs = lambda *given: [c for c in select(*given) if c.method is only]
 
 def count(owner, name):
     real = getattr(owner, name)

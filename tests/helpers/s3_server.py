@@ -119,7 +119,7 @@ def proxy(behind):
 
 def put(place, folder):
     """Upload a folder."""
-    place.upload(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
+    place.upload_files(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
 
 
 def one_sentence(error):

@@ -26,7 +26,7 @@ def operations(place):
         "GET": lambda: place.read("x"),
         "HEAD": lambda: place.size("x"),
         "PUT": lambda: place.replace("x", b"data"),
-        "DELETE": lambda: place.remove("x"),
+        "DELETE": lambda: place.remove_objects("x"),
     }
 
 
@@ -146,7 +146,7 @@ def test_nothing_is_left_in_the_temporary_folder(model, rows, monkeypatch, tmp_p
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dkfm.load(model.url)
-    model.remove("landmarks/c/0/0")
+    model.remove_objects("landmarks/c/0/0")
     with pytest.raises(DamagedStoreError):
         dkfm.load(model.url)
     assert list(Path(tmp_path).iterdir()) == []

@@ -46,7 +46,7 @@ def test_a_model_at_a_url_is_described_and_verified(model, tmp_path):
     assert (facts["kind"], facts["path"], facts["landmarks"]) == ("model", model.url, 60)
     verified = run(main, ["verify", model.url])
     assert (verified.exit_code, model.url in verified.output) == (0, True)
-    model.remove("landmarks/c/0/0")
+    model.remove_objects("landmarks/c/0/0")
     failed = run(main, ["verify", model.url])
     assert (failed.exit_code, "landmarks/c/0/0" in failed.output) == (1, True)
 
@@ -145,10 +145,10 @@ def marker_with(model, **changes):
 DAMAGE = {
     "a changed byte": (DamagedStoreError, lambda m: m.replace("landmarks/c/0/0", flip(m.read("landmarks/c/0/0")))),
     "a short object": (DamagedStoreError, lambda m: m.replace("landmarks/c/0/0", m.read("landmarks/c/0/0")[:-1])),
-    "a lost object": (DamagedStoreError, lambda m: m.remove("landmarks/c/0/0")),
-    "lost metadata": (UnsupportedStoreError, lambda m: m.remove("zarr.json")),
+    "a lost object": (DamagedStoreError, lambda m: m.remove_objects("landmarks/c/0/0")),
+    "lost metadata": (UnsupportedStoreError, lambda m: m.remove_objects("zarr.json")),
     "another object": (DamagedStoreError, lambda m: m.replace("landmarks/more", b"x")),
-    "no marker": (IncompleteStoreError, lambda m: m.remove(store_metadata.MARKER)),
+    "no marker": (IncompleteStoreError, lambda m: m.remove_objects(store_metadata.MARKER)),
     "a marker of something": (DamagedStoreError, lambda m: m.replace(store_metadata.MARKER, b"[]")),
     "a marker without files": (
         DamagedStoreError,
@@ -159,7 +159,7 @@ DAMAGE = {
         lambda m: m.replace(store_metadata.MARKER, marker_with(m, files={"../../x": "0"})),
     ),
     "metadata of another": (UnsupportedStoreError, lambda m: m.replace("zarr.json", b"{}")),
-    "nothing": (StoreError, lambda m: m.remove(*contents(m))),
+    "nothing": (StoreError, lambda m: m.remove_objects(*contents(m))),
 }
 
 
@@ -178,7 +178,7 @@ def test_names_that_would_leave_the_folder_are_refused(model, tmp_path):
     outside = {"../x": 1, "a/../../x": 1, "/x": 1, "a//x": 1, "./x": 1}
     for name in outside:
         with pytest.raises(StoreError, match="no file of a folder"):
-            model.download(tmp_path / "in", {name: 1})
+            model.download_objects(tmp_path / "in", {name: 1})
     assert list(tmp_path.rglob("x")) == []
 
 

@@ -28,7 +28,7 @@ def test_an_object_is_read_measured_listed_and_removed_as_it_is_now(place):
     assert place.list_folders() == ["b"]
     stamps = {name: stamp for name, _, stamp in place.list_objects()}
     place.replace("a", b"9876543210")
-    place.remove("b/c/d", "b/none")
+    place.remove_objects("b/c/d", "b/none")
     [(name, size, stamp)] = place.list_objects()
     assert (name, size, stamp != stamps["a"]) == ("a", 10, True)
     assert place.list_folders() == []
@@ -46,7 +46,7 @@ def test_what_another_process_writes_is_seen_at_once(place):
 def test_a_listing_is_read_page_by_page(place, tmp_path, proxy):
     for number in range(20):
         (tmp_path / f"{number}").write_bytes(b"")
-    place.upload(tmp_path, [f"{number}" for number in range(20)])
+    place.upload_files(tmp_path, [f"{number}" for number in range(20)])
     proxy.seen.clear()
     listing = place.list_objects()
     next(listing)

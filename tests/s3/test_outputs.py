@@ -155,7 +155,7 @@ def test_every_operation_at_which_a_job_ends_leaves_what_the_same_call_finishes(
         found = bytes_of(place.join("scores"))
         assert all(found[name] == expected[name] for name in expected if "/c/" in name)
         dkfm.verify_scores(f"{place.url}/scores")
-        place.join("scores").remove(*[name for name, _, _ in place.join("scores").list_objects()])
+        place.join("scores").remove_objects(*[name for name, _, _ in place.join("scores").list_objects()])
     assert operations > 7
 
 
@@ -332,7 +332,7 @@ def test_objects_that_changed_places_are_not_read(job):
 def test_a_plan_writes_nothing_at_a_url_and_no_secret_is_kept(job):
     _, _, place = job
     score(job)
-    place.join("scores").remove("scores/zarr.json")
+    place.join("scores").remove_objects("scores/zarr.json")
     before = bytes_of(place)
     assert dkfm.plan_score(*(f"{place.url}/{name}" for name in ("model", "rows.npy", "scores"))).done == 4
     assert bytes_of(place) == before

@@ -151,7 +151,7 @@ def test_a_source_that_was_damaged_meanwhile_is_an_error(place, rows, tmp_path):
     place.replace("x.zarr/zarr.json", place.read("y.zarr/zarr.json"))
     with pytest.raises(InvalidInputError, match="was replaced"):
         array.read(slice(0, 10))
-    place.remove("x.zarr/zarr.json", "x.npy")
+    place.remove_objects("x.zarr/zarr.json", "x.npy")
     for source in (array, file):
         with pytest.raises(StoreError, match="nothing is there"):
             source.read(slice(0, 10))

@@ -101,7 +101,6 @@ def test_an_output_that_exists_is_left_untouched(job, fitted, tmp_path):
     assert score(job, overwrite=True, chunk_rows=9).chunks == 12
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_invalid_row_stops_the_job_by_number_before_its_chunk_is_written(job, value):
     rows = np.load(job[1])

@@ -48,7 +48,7 @@ def values(target):
 
 @pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
-@pytest.mark.parametrize("chunks", [(300, 4), (37, 4), (37, 3), ((100, 0, 200), (1, 1, 1, 1))])
+@pytest.mark.parametrize("chunks", [(37, 3), (300, 4), (37, 4), ((100, 0, 200), (1, 1, 1, 1))])
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: xr.DataArray(rows, dims=("row", "column"))])
 def test_a_dask_array_is_scored_as_its_values_are(chunks, wrap, pca, frame, tmp_path):
     X = frame[NAMES].to_numpy()

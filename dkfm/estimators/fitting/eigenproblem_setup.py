@@ -1,4 +1,4 @@
-"""Open the eigenproblem of kernel principal components on the fastest road: products in memory, from disk, or anew."""
+"""Open the eigenproblem of kernel principal components by the fastest method: in memory, from disk, or anew."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ _SYMMETRY_TOLERANCE = 1e-8
 @contextmanager
 def open_eigenproblem(
     data: TrainingData,
-    road: ProductMethod,
+    method: ProductMethod,
     q: int,
     weighting: Weighting,
     tile_rows: int | None,
@@ -47,18 +47,18 @@ def open_eigenproblem(
     progress: bool,
     means: Array | None,
 ) -> Iterator[EigenProblem]:
-    """Yield the eigenproblem of q components, the values of whose matrix are where `road` says.
+    """Yield the eigenproblem of q components, the values of whose matrix are where `method` says.
 
     The means (N,) of the rows of the matrix are computed, unless they are given or the matrix is in memory.
     """
     rows, kernel = data.indexable_rows, data.kernel
-    if road is ProductMethod.DENSE:
+    if method is ProductMethod.DENSE:
         yield kernel_components.make_dense_problem(data.compute_gram(tile_rows, workspace, progress), weighting)
     elif isinstance(data, PrecomputedGram):
         _require_symmetric(data)
         multiply = partial(_multiply_by_tiles, data)
         yield kernel_components.make_product_problem(multiply, data.diagonal(), weighting, means)
-    elif road is ProductMethod.STORED:
+    elif method is ProductMethod.STORED:
         with build.build_stored_gram(kernel, rows, tile_rows=tile_rows, workspace=workspace, progress=progress) as gram:
             yield kernel_components.make_product_problem(gram.__matmul__, data.diagonal(), weighting, means)
     else:
@@ -69,35 +69,33 @@ def open_eigenproblem(
             yield kernel_components.make_product_problem(products.__matmul__, data.diagonal(), weighting, means)
 
 
-def choose_product_method(
-    data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None
-) -> ProductCost:
-    """Return the method that is predicted to be the best for q components in the memory that is there.
+def choose_product_cost(data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None) -> ProductCost:
+    """Return what the best method for q components is predicted to take, in the memory that is there.
 
     Raises
     ------
     BudgetError
-        No road fits in memory.
+        No method fits in memory.
     """
     n, d = data.indexable_rows.shape[0], data.float64s_per_row
     with open_executor(find_client(None)) as executor:
         threads, is_cluster = executor.threads, executor.client is not None
-    task = make_product_workload(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
+    task = make_lanczos_problem(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
     if task.keeps_store and not data.kernel.is_precomputed and n > SMALL_ROWS:  # what an earlier fit has written counts
         task = replace(task, disk_room=build.find_disk_room(data.kernel, data.indexable_rows, workspace))
     free = memory.clear_caches_and_measure_memory()
-    costs = rank_product_methods(task, free)
+    costs = rank_product_costs(task, free)
     if n > SMALL_ROWS and len(costs) > 1 and costs[0].method is not ProductMethod.STORED:
         sample = data.subset(np.linspace(0, n - 1, PILOT_ROWS).astype(np.intp))
         task = replace(task, products=estimate_product_count(sample, n, q))
-        costs = rank_product_methods(task, free)
+        costs = rank_product_costs(task, free)
     budget.require_fits(
         costs[0].memory_bytes, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components"
     )
     return costs[0]
 
 
-def make_product_workload(
+def make_lanczos_problem(
     kernel: Kernel,
     n: int,
     d: int,
@@ -113,8 +111,8 @@ def make_product_workload(
     return LanczosProblem(kernel, n, d, q, _TYPICAL_PRODUCTS, tile_rows, threads, is_cluster, keeps_store, room)
 
 
-def rank_product_methods(task: LanczosProblem, available: int) -> list[ProductCost]:
-    """Return the roads, the one to take first: a small matrix is kept in memory, if it fits."""
+def rank_product_costs(task: LanczosProblem, available: int) -> list[ProductCost]:
+    """Return what each method takes, the best one first: a small matrix is kept in memory, if it fits."""
     costs = product_costs.compare_product_costs(task, available)
     if task.n <= SMALL_ROWS:
         costs.sort(key=lambda cost: cost.method is not ProductMethod.DENSE or cost.memory_bytes > available)

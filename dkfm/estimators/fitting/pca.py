@@ -186,13 +186,13 @@ def _fit_by_lanczos(
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     limit = solver.compute_max_products(q, n)
-    road = eigenproblem_setup.choose_product_method(data, q, solver.tile_rows, solver.workspace)
-    what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {road.method}"
-    log_stage("root", what, seconds=road.seconds, rows=n, components=q, products=limit)
+    cost = eigenproblem_setup.choose_product_cost(data, q, solver.tile_rows, solver.workspace)
+    what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {cost.method}"
+    log_stage("root", what, seconds=cost.seconds, rows=n, components=q, products=limit)
     with (
-        _open_checkpoint(data, road, start, options, weighting, solver) as checkpoint,
+        _open_checkpoint(data, cost, start, options, weighting, solver) as checkpoint,
         eigenproblem_setup.open_eigenproblem(
-            data, road.method, q, weighting, solver.tile_rows, solver.workspace, solver.progress, checkpoint.means
+            data, cost.method, q, weighting, solver.tile_rows, solver.workspace, solver.progress, checkpoint.means
         ) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
@@ -217,18 +217,18 @@ def _fit_by_lanczos(
 @contextmanager
 def _open_checkpoint(
     data: TrainingData,
-    road: ProductCost,
+    cost: ProductCost,
     start: Array,
     options: ComponentOptions,
     weighting: Weighting,
     solver: SolverOptions,
 ) -> Iterator[LanczosCheckpoint]:
     """Yield what keeps the steps of Lanczos in the workspace, if there is one and the matrix is not in memory."""
-    if solver.workspace is None or road.method is ProductMethod.DENSE or not isinstance(data, TrainingRows):
-        yield LanczosCheckpoint(NO_CHECKPOINT, road.basis_columns)
+    if solver.workspace is None or cost.method is ProductMethod.DENSE or not isinstance(data, TrainingRows):
+        yield LanczosCheckpoint(NO_CHECKPOINT, cost.basis_columns)
         return
     parameters = {
-        "road": road.method,
+        "road": cost.method,
         "tile_rows": solver.tile_rows,
         "count": options.n_components,
         "tol": float(solver.tol),
@@ -238,7 +238,7 @@ def _open_checkpoint(
     }
     rows = MemorySource(data.indexable_rows)
     with fit_checkpoints.open_checkpoint(solver.workspace, "components", data.kernel, rows, parameters) as checkpoint:
-        yield LanczosCheckpoint(checkpoint, road.basis_columns)
+        yield LanczosCheckpoint(checkpoint, cost.basis_columns)
 
 
 def make_components_model(

@@ -267,12 +267,12 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
         return replace_model_bytes(
             plan_fit_with_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q
         )
-    task = eigenproblem_setup.make_product_workload(
+    task = eigenproblem_setup.make_lanczos_problem(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )
     if n > eigenproblem_setup.SMALL_ROWS and (sample := rows.read_sample(eigenproblem_setup.PILOT_ROWS)) is not None:
         task = replace(task, products=eigenproblem_setup.estimate_product_count(sample, n, q))
-    costs = eigenproblem_setup.rank_product_methods(task, free)
+    costs = eigenproblem_setup.rank_product_costs(task, free)
     other_seconds = (_PILOT_SECONDS if n > eigenproblem_setup.SMALL_ROWS else 0.0) + n * budget.score_row_seconds(
         n, d, q + 1
     ) / cpus.COUNT

@@ -105,7 +105,7 @@ def test_lost_objects_are_errors_of_one_sentence(place, rows, matrix, tmp_path):
     place.replace("x.npz", npz_bytes(matrix))
     folder = open_source(f"{place.url}/t", id_column="id")
     sources = [open_source(f"{place.url}/{name}") for name in ("x.parquet", "x.npz")]
-    place.remove("t/b/2.parquet", "x.parquet", "x.npz")
+    place.remove_objects("t/b/2.parquet", "x.parquet", "x.npz")
     for source in (folder, *sources):
         for in_another_process in (False, True):
             if in_another_process:
