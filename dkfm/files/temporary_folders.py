@@ -6,10 +6,10 @@ never touches a folder without a record: where others can write, a name proves n
 leave the folder of an unfinished store empty and without a record; such a folder is removed after an hour.
 
 Signals: while a folder of `open_temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack,
-unless the program has changed their default action. The folders of this process are removed, the default action is restored, and
-the signal is sent again, so that the exit status is the same as without dkfm. A second signal after a second raises
-again, because Python drops an exception that is raised in a destructor. At all other times, and in other threads, dkfm
-handles no signals.
+unless the program has changed their default action. The folders of this process are removed, the default action is
+restored, and the signal is sent again, so that the exit status is the same as without dkfm. A second signal after a
+second raises again, because Python drops an exception that is raised in a destructor. At all other times, and in other
+threads, dkfm handles no signals.
 """
 
 import atexit

@@ -74,7 +74,7 @@ def test_a_job_at_urls_scores_what_one_here_does(job, tmp_path, name):
     here, there = output_store.read_output(tmp_path / name).format, output_store.read_output(place.join(name)).format
     for number in range(4):
         for file in here.file_names(number):
-            assert (tmp_path / name / file).read_bytes() == there.output_location.store_path.read(file)
+            assert (tmp_path / name / file).read_bytes() == there.output_location.root.read(file)
 
 
 def test_the_command_line_scores_verifies_and_describes_at_urls(job):
@@ -124,7 +124,7 @@ class Ending:
 
     def __init__(self, patch, operations):
         self.left, self.ended = operations, False
-        for name in ("create", "replace", "remove"):
+        for name in ("create", "replace", "remove_objects"):
             patch.setattr(Remote, name, self.counted(getattr(Remote, name)))
 
     def counted(self, honest):
