@@ -293,10 +293,10 @@ def _measure_value_seconds(kernel: Kernel, d: int) -> float:
         resolved = kernel.resolve(rows)
         call = _time_block(resolved, rows[:1], rows[1:2])
         for count, columns in _TRIAL_SHAPES:
-            values = max(0.0, _time_block(resolved, rows[:count], rows[count : count + columns]) - call)
-            if values > _LONG_TRIAL:
+            seconds = max(0.0, _time_block(resolved, rows[:count], rows[count : count + columns]) - call)
+            if seconds > _LONG_TRIAL:
                 break
-        return values / (count * columns) + call / (PIECE_ROWS * PIECE_COLUMNS)
+        return seconds / (count * columns) + call / (PIECE_ROWS * PIECE_COLUMNS)
     return budget.VALUE_SECONDS
 
 
