@@ -287,13 +287,13 @@ def main():
     if options.digits:
         learn_digits(quick)
         return
-    factor_rows(5000 if quick else 40_000)
-    factor_panels(12_000 if quick else 100_000)
-    compare_with_scikit_learn(2000 if quick else 4000, 1 if quick else 7)
-    leave_out(1000 if quick else 3000, 1 if quick else 3)
-    compare_with_workers(3000 if quick else 16_000, 1 if quick else 7)
-    map_rows(4000 if quick else 40_000)
-    compare_solvers(1500 if quick else 20_000)
+    factor_rows(2100 if quick else 40_000)
+    factor_panels(4200 if quick else 100_000)
+    compare_with_scikit_learn(500 if quick else 4000, 1 if quick else 7)
+    leave_out(300 if quick else 3000, 1 if quick else 3)
+    compare_with_workers(2100 if quick else 16_000, 1 if quick else 7)
+    map_rows(2100 if quick else 40_000)
+    compare_solvers(500 if quick else 20_000)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,27 @@
-"""The job that is disturbed, and what all faults came to."""
+"""The job that is disturbed, which cases of a test are run, and what all faults came to."""
 
+from collections import defaultdict
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from helpers import harness
+from helpers.default_cases import select_cases
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of tests that inject few faults or many, keep cases in which each value occurs; DKFM_FAULTS=all keeps all."""
+    if harness.WHOLE_CAMPAIGN:
+        return
+    cases = defaultdict(list)
+    for item in items:
+        here = item.path.is_relative_to(Path(__file__).parent)
+        if here and hasattr(item, "callspec") and "faults" in item.callspec.params:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for of_one_test in cases.values() for item in set(of_one_test) - set(select_cases(of_one_test))}
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

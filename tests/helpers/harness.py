@@ -30,6 +30,9 @@ ROWS, CHUNK_ROWS, COLUMNS, LANDMARKS = 20_000, 500, 40, 600
 LIMIT = 240
 """Seconds for any process that is waited for."""
 
+WHOLE_CAMPAIGN = os.environ.get("DKFM_FAULTS") == "all"
+"""Whether all faults in all cases are asked for."""
+
 
 @dataclass
 class Totals:
@@ -243,9 +246,8 @@ def sentence(text):
 
 def numbers(few, campaign):
     """Parametrize a test by how many faults it injects: a few, or with DKFM_FAULTS=all those of the whole campaign."""
-    whole = os.environ.get("DKFM_FAULTS") == "all"
     return pytest.mark.parametrize(
-        "faults", [pytest.param(campaign, marks=pytest.mark.timeout(3600)) if whole else few]
+        "faults", [pytest.param(campaign, marks=pytest.mark.timeout(3600)) if WHOLE_CAMPAIGN else few]
     )
 
 
