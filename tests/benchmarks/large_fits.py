@@ -245,10 +245,10 @@ def main():
     compare_commits(1000 if quick else 20_000, 1 if quick else 3, options.before)
     fit_many(1000 if quick else 100_000)
     for d in (50, 784):
-        compare_with_limit(2000 if quick else 16_000, d, 1 if quick else 7)
+        compare_with_limit(4000 if quick else 16_000, d, 1 if quick else 7)
     compare_with_workers(2000 if quick else 60_000, 1 if quick else 5)
     compare_pivots_with_workers(2000 if quick else 200_000, 1 if quick else 5)
-    stream_pivots(5000 if quick else 1_000_000, 10.0, 1e-2 if quick else 1e-6)
+    stream_pivots(20_000 if quick else 1_000_000, 10.0, 1e-2 if quick else 1e-6)
     compare_ranks(1000 if quick else 20_000)
     plans = [
         (30_000, 8.0, 1e-3),
@@ -259,7 +259,7 @@ def main():
     ]
     compare_pivots_with_plans([(2000, 8.0, 1e-2)] if quick else plans)
     sizes = [(6000, 5), (12_000, 5), (12_000, 50), (20_000, 50), (30_000, 10)]
-    compare_with_plans([(1000, 5)] if quick else sizes)
+    compare_with_plans(sizes[:1] if quick else sizes)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from helpers import harness
 from helpers.default_cases import select_cases
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m: a case that is asked for by its name runs
 def pytest_collection_modifyitems(config, items):
-    """Of tests that inject few faults or many, keep cases in which each value occurs; DKFM_FAULTS=all keeps all."""
+    """Keep one case for each value of a parameter in tests that `numbers` parametrizes; DKFM_FAULTS=all keeps all."""
     if harness.WHOLE_CAMPAIGN:
         return
     cases = defaultdict(list)
@@ -19,9 +20,10 @@ def pytest_collection_modifyitems(config, items):
         here = item.path.is_relative_to(Path(__file__).parent)
         if here and hasattr(item, "callspec") and "faults" in item.callspec.params:
             cases[item.nodeid.partition("[")[0]].append(item)
-    left_out = {item for of_one_test in cases.values() for item in set(of_one_test) - set(select_cases(of_one_test))}
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=left_out)
+    left_out = [item for of_one_test in cases.values() for item in set(of_one_test) - set(select_cases(of_one_test))]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

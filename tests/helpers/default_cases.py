@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test the default suite runs; the slow suite runs the others."""
+"""Which cases of a parametrized test a short suite runs: the slow suite, or the campaign of faults, runs the others."""
 
 
 def select_cases(cases):
