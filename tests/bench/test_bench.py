@@ -160,7 +160,6 @@ def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(m
     assert full["Nystroem's"] == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.slow
 def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
     original = sklearn_peers.make_sklearn_kernel_pca
     monkeypatch.setattr(
@@ -171,7 +170,6 @@ def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
         workloads.bench_scoring(site, 60, 3, 5, 400)
 
 
-@pytest.mark.slow
 def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
     original = sklearn_peers.make_sklearn_nystroem
     monkeypatch.setattr(sklearn_peers, "make_sklearn_nystroem", lambda gamma, n: original(1.01 * gamma, n))
@@ -273,7 +271,6 @@ def test_a_given_cluster_is_used_and_no_client_for_as_many_jobs_as_are_compared_
     assert measured.clients.count(None) == TINY.rounds
 
 
-@pytest.mark.slow
 def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, tmp_path):
     started = []
 
@@ -336,7 +333,6 @@ def test_what_is_not_finite_is_null_in_json():
     assert bench.Table("", [{"a": math.inf, "b": 2.0, "c": "x"}]).to_json_rows() == [{"a": None, "b": 2.0, "c": "x"}]
 
 
-@pytest.mark.slow
 def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
     monkeypatch.setattr(kernel_values, "QUICK", kernel_values.BlockSizes(3, 4, 2))
     result = CliRunner().invoke(main, ["bench", "--kernels", "--quick", "--json"], catch_exceptions=False)

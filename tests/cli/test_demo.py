@@ -67,7 +67,6 @@ def test_its_pictures_are_not_blank(finished):
         assert imread(finished[0] / name).std() > 0.02
 
 
-@pytest.mark.slow
 def test_a_second_run_starts_clean_and_a_strangers_folder_is_left_untouched(finished, tmp_path):
     path = finished[0] / "scores.zarr/thesis.txt"
     path.write_text("mine")

@@ -47,7 +47,6 @@ def test_discriminants_of_a_map(data, labels):
     np.testing.assert_array_equal(dkfm.load("fda").predict(X), truth.predict(X))
 
 
-@pytest.mark.slow
 def test_columns_are_those_of_the_map(data):
     X, _ = data
     run("fit x.parquet named --method features --kernel gaussian --param sigma=2 --basis cholesky --columns c,a")

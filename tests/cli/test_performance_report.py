@@ -188,7 +188,6 @@ def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, 
     assert sorted(tmp_path.iterdir()) == [link, page]
 
 
-@pytest.mark.slow
 @needs_dask_2026_3("a report beside Bokeh 3.9 fails")
 def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, monkeypatch, capsys):
     (tmp_path / "report.html").write_text(OLD)

@@ -39,7 +39,6 @@ def steps(monkeypatch):
     return taken
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("estimator", "n", "road", "step"),
     [
@@ -144,7 +143,6 @@ def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(
         dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (n, 50)).require()
 
 
-@pytest.mark.slow
 def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monkeypatch):
     monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 1e-10)  # the products count
     easy, hard = rng.normal(size=(9000, 2)), rng.normal(size=(9000, 40))
@@ -173,7 +171,6 @@ def test_discriminants_need_a_square_or_those_of_eigenvectors(shrinkage, squares
     assert plan.memory_bytes == budget.fit_bytes(5000, 10, GAUSSIAN.peak_blocks, GAUSSIAN.landmark_copies, squares)
 
 
-@pytest.mark.slow
 def test_on_a_cluster_a_matrix_of_several_tiles_is_on_disk_and_tasks_have_a_size(client):
     plan = dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (5000, 10), client=client)
     assert plan.disk_bytes > 8 * 5000**2

@@ -171,7 +171,7 @@ def test_products_that_do_not_suffice_are_told(rng):
     assert KernelPCA(60, kernel="rbf", eigen_solver="randomized", iterated_power=0).fit(X).eigenvalues_.shape == (60,)
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("q", [3, 20])
 def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, monkeypatch, tmp_path):
     X, Z = rng.normal(size=(1200, 5)), rng.normal(size=(20, 5))

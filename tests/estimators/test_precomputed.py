@@ -63,7 +63,6 @@ def test_components_of_a_given_gram_are_scikit_learns(form, points, tmp_path):
         assert pca.certificate_.error < 1e-13
 
 
-@pytest.mark.slow
 def test_a_model_of_a_given_gram_is_saved_scored_and_verified(points, tmp_path):
     X, Z = points
     K, block = KERNEL(X), KERNEL(Z, X)

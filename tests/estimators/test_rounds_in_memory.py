@@ -47,7 +47,7 @@ def test_rounds_of_an_array_run_on_a_cluster(rng, processes, tmp_path, sparse):
     assert left(tmp_path / "w") == []
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{}, {"landmarks": "random_pivots", "n_landmarks": 300, "random_state": 1}])
 def test_columns_that_do_not_fit_go_over_to_rounds(rng, monkeypatch, options):
     X, rounds = rng.normal(size=(700, 3)), []

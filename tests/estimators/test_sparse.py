@@ -94,7 +94,6 @@ def test_sparse_rows_are_scored_on_a_cluster_and_lazily(client, points, tmp_path
     np.testing.assert_allclose(lazy.compute(), truth, rtol=0, atol=1e-11)
 
 
-@pytest.mark.slow
 def test_an_invalid_sparse_row_scores_nan_and_is_counted(points, tmp_path):
     X, Z = points
     z = sparse.csr_array(Z)

@@ -147,7 +147,6 @@ def test_on_a_cluster_the_map_has_the_bits_of_threads(stored, processes, tmp_pat
     assert left(tmp_path / "w") == []
 
 
-@pytest.mark.slow
 def test_a_plan_foretells_rounds(stored):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-2)

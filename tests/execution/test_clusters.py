@@ -74,7 +74,6 @@ def test_the_dashboard_answers_and_everything_listens_on_loopback_alone(client):
     assert listening == {"127.0.0.1"}
 
 
-@pytest.mark.slow
 def test_errors_of_tasks_on_a_cluster_keep_their_names(client, tmp_path, rng):
     Z = rng.normal(size=(50, 3))
     Z[33] = np.nan

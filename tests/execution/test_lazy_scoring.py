@@ -168,7 +168,6 @@ def test_functions_that_look_alike_are_not_taken_for_each_other(rng):
         np.testing.assert_allclose(found, phi.transform(Z), atol=1e-9)
 
 
-@pytest.mark.slow
 def test_a_large_model_with_a_function_travels_in_the_graph(rng):
     gaussian = kernels.Gaussian(0.5)
     phi = dkfm.ExactFeatureMap(kernels.Function(gaussian.block)).fit(rng.normal(size=(900, 3)))

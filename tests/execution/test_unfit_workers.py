@@ -76,7 +76,6 @@ def uneven(tmp_path):
     return opened
 
 
-@pytest.mark.slow
 def test_a_worker_with_too_little_memory_is_left_aside_by_a_job_and_by_its_plan(uneven, tmp_path, rng):
     pca, Z = dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(20, 3))), rng.normal(size=(200, 3))
     with uneven("1MB", "8GB") as (client, (small, large)):

@@ -70,7 +70,6 @@ def test_rows_are_the_same_in_memory_in_dask_in_a_file_or_sparse(rows, tmp_path)
             assert one == other if isinstance(one, str) else one == pytest.approx(other, rel=1e-9)
 
 
-@pytest.mark.slow
 def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp_path):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])
@@ -167,7 +166,6 @@ def test_the_pictures_are_the_same_of_the_same_rows(text, rows):
     assert re.findall(r"base64,([^\"]+)", text) == re.findall(r"base64,([^\"]+)", again)
 
 
-@pytest.mark.slow
 def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictures(rows, monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
     text = dkfm.compare_kernels([K1], *rows[:2], embedding=True).to_html()

@@ -49,7 +49,6 @@ def test_novelty_of_an_estimator_is_that_of_its_score(estimator, rows):
     assert [bar.get_height() for bar in axes.patches] == [bar.get_height() for bar in expected.patches]
 
 
-@pytest.mark.slow
 def test_display_draws_what_each_estimator_has(rows):
     y = np.arange(80) % 3
     phi, pca = dkfm.ExactFeatureMap(GAUSSIAN).fit(rows), dkfm.KernelPCA(3, kernel=GAUSSIAN).fit(rows)

@@ -357,7 +357,6 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
     assert score(job).scored_chunks == score(job).chunks
 
 
-@pytest.mark.slow
 def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatch):
     rows = np.zeros((4_000, fitted.model_.n_features_in))
     large = dkfm.plan_score(fitted, rows, tmp_path / "out")

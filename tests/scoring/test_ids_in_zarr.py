@@ -108,7 +108,6 @@ def test_damage_to_a_chunk_of_ids_is_found_and_mended_by_the_same_command(tmp_pa
         assert {name: file for name, file in good.items() if file != name.read_bytes()} == {}
 
 
-@pytest.mark.slow
 def test_another_id_column_is_another_job(made, tmp_path):
     where = made / "model", made / "rows.parquet", tmp_path / "out"
     dkfm.batch_score(*where, id_column="id", progress=False)
@@ -130,7 +129,6 @@ def test_partitions_and_frames_have_ids_too(made, tmp_path):
     assert read(tmp_path / "of-a-frame") == frame.index.tolist()
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("ids", "words"),
     [

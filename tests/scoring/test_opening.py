@@ -90,7 +90,6 @@ def test_a_file_that_is_lost_or_has_another_size_is_told_at_once_whichever_it_is
     dkfm.open_scores(target)
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["thesis.txt", "scores/thesis.txt", "scores/c/thesis.txt", "scores/c/17/0"])
 def test_a_foreign_file_is_told_at_once(made, place, form, name):

@@ -115,7 +115,6 @@ def test_an_input_with_other_values_is_refused(made, tmp_path):
         dkfm.batch_score(made / "model", X, tmp_path / "memory", progress=False)
 
 
-@pytest.mark.slow
 def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monkeypatch):
     from dkfm.numerics import scorer
 
@@ -231,7 +230,6 @@ def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made
         plan.require()
 
 
-@pytest.mark.slow
 def test_the_command_line_has_the_plan_the_report_and_the_verification(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = [str(made / "model"), str(made / "rows.parquet"), "out.parquet", "--id-column", "id"]

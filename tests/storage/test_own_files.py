@@ -123,7 +123,6 @@ def test_a_report_of_dask_replaces_only_an_earlier_report(tmp_path):
     assert target.read_text() == PAGE
 
 
-@pytest.mark.slow
 def test_a_demo_replaces_no_picture_and_no_gram_but_its_own(tmp_path):
     pytest.importorskip("matplotlib").use("Agg")
     (tmp_path / "dkfm-demo.json").write_text(json.dumps({}))

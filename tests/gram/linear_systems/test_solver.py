@@ -63,7 +63,6 @@ def test_auto_does_not_try_gradients_without_time_or_memory_or_for_an_inverse(sy
         np.testing.assert_allclose(found.inverse_diagonal, np.linalg.inv(A).diagonal(), rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
     X, weights, B, _ = system
     monkeypatch.setattr(solver, "_MAX_PRODUCTS", 40)

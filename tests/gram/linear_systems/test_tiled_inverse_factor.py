@@ -70,7 +70,6 @@ def test_a_root_has_the_same_bits_on_threads_and_on_a_cluster(
     np.testing.assert_array_equal(compute(MIXED, X, tmp_path / "threads")[2], on_cluster)
 
 
-@pytest.mark.slow
 def test_a_killed_root_goes_on_with_the_missing_chunks_and_mends_one_that_is_damaged(
     rng, small_chunks, tmp_path, monkeypatch
 ):

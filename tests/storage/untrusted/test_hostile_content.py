@@ -29,7 +29,6 @@ LONG = {
 }
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("stored", LONG.values(), ids=LONG)
 def test_a_stored_kernel_that_is_too_long_is_refused_in_a_short_sentence(stored):
     with pytest.raises(DkfmError) as caught:
