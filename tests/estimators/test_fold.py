@@ -86,7 +86,6 @@ def name_of(model):
     return repr(model).replace("\n", "").replace(" ", "")
 
 
-@pytest.mark.costly
 @pytest.mark.alike
 @pytest.mark.parametrize(
     "basis", ["symmetric", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("spectral", "cholesky"))]

@@ -162,8 +162,8 @@ def together(monkeypatch, act, drivers=DRIVERS):
         return list(pool.map(lambda _: act(), range(drivers)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["out", pytest.param("out.parquet", marks=pytest.mark.slow)])
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["out.parquet", "out"])
 def test_three_threads_create_one_output_together_and_each_finishes_it(job, tmp_path, monkeypatch, name):
     reports = together(monkeypatch, lambda: score(job, tmp_path / name))
     assert [report.rows for report in reports] == [1000] * DRIVERS
