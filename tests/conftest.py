@@ -4,7 +4,6 @@ import gzip
 import os
 import signal
 import time
-from collections import defaultdict
 from pathlib import Path
 
 if (workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT")) is not None:
@@ -17,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from helpers import s3_server as s3
 from helpers.cluster_process import start_cluster
-from helpers.default_cases import select_cases
+from helpers.default_cases import list_left_out_cases
 
 # The same examples in every run, so that a run that fails fails again; `--hypothesis-profile random` looks for others.
 COMMON = {"database": None, "deadline": None, "max_examples": 25, "suppress_health_check": [HealthCheck.too_slow]}
@@ -37,7 +36,7 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 @pytest.hookimpl(tryfirst=True)  # before pytest drops the tests that -m does not ask for
 def pytest_collection_modifyitems(items):
     """Mark the tests of folders that are suites of their own, and as slow what the default suite leaves out."""
-    cases = defaultdict(list)
+    cases = []
     for item in items:
         tests = Path(__file__).parent
         if item.path.is_relative_to(tests):
@@ -45,10 +44,9 @@ def pytest_collection_modifyitems(items):
             if folder in {"cluster", "faults", "s3"}:
                 item.add_marker(folder)
         if hasattr(item, "callspec") and not SUITES & {mark.name for mark in item.iter_markers()}:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for of_one_test in cases.values():
-        for item in set(of_one_test) - set(select_cases(of_one_test)):
-            item.add_marker("slow")
+            cases.append(item)
+    for item in list_left_out_cases(cases):
+        item.add_marker("slow")
 
 
 @pytest.fixture

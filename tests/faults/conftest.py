@@ -1,13 +1,12 @@
 """The job that is disturbed, which cases of a test are run, and what all faults came to."""
 
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from helpers import harness
-from helpers.default_cases import select_cases
+from helpers.default_cases import list_left_out_cases
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m: a case that is asked for by its name runs
@@ -15,12 +14,9 @@ def pytest_collection_modifyitems(config, items):
     """Keep one case for each value of a parameter in tests that `numbers` parametrizes; DKFM_FAULTS=all keeps all."""
     if harness.WHOLE_CAMPAIGN:
         return
-    cases = defaultdict(list)
-    for item in items:
-        here = item.path.is_relative_to(Path(__file__).parent)
-        if here and hasattr(item, "callspec") and "faults" in item.callspec.params:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    left_out = [item for of_one_test in cases.values() for item in set(of_one_test) - set(select_cases(of_one_test))]
+    folder = Path(__file__).parent
+    parametrized = [item for item in items if item.path.is_relative_to(folder) and hasattr(item, "callspec")]
+    left_out = list_left_out_cases([item for item in parametrized if "faults" in item.callspec.params])
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)

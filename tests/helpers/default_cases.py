@@ -1,4 +1,15 @@
-"""Which cases of a parametrized test a short suite runs: the slow suite, or the campaign of faults, runs the others."""
+"""Choose the cases of parametrized tests that a short suite runs; the slow suite or the campaign runs the others."""
+
+from collections import defaultdict
+
+
+def list_left_out_cases(cases):
+    """Return the cases, of any parametrized tests, that `select_cases` leaves out of their tests."""
+    tests = defaultdict(list)
+    for case in cases:
+        tests[case.nodeid.partition("[")[0]].append(case)
+    selected = {case for of_one_test in tests.values() for case in select_cases(of_one_test)}
+    return [case for case in cases if case not in selected]
 
 
 def select_cases(cases):
