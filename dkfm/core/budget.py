@@ -209,7 +209,7 @@ def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None) -> 
     written to disk, by default none.
     """
     files = 0 if tile_rows is None else (-(-n // tile_rows)) ** 2
-    return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * CHUNK_SECONDS) / threads
+    return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * FILE_SECONDS) / threads
 
 
 def dense_product_seconds(n: int, columns: int) -> float:
@@ -353,8 +353,11 @@ def score_row_seconds(
     return n * (value_seconds + product_seconds * (d + width)) * itemsize / _VALUE
 
 
-CHUNK_SECONDS = 2e-3
-"""Seconds of one thread for a chunk, whatever its rows: a file is made, and the file and two folders are synced."""
+FILE_SECONDS = 2e-3
+"""Seconds in which a file is made, and the file and two folders are synced."""
+
+CHUNK_SECONDS = 4e-3
+"""Seconds of one thread for a chunk of an output, whatever its rows; threads of a process wait for each other."""
 
 
 def require_fits(need: int, have: int, what: str, remedy: str) -> None:

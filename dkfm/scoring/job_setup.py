@@ -208,7 +208,7 @@ def _warn_about_column_order(given: NamedColumns) -> None:
 
 
 def _warn_about_small_chunks(plan: planning.Plan) -> None:
-    enough = min(math.ceil(10 * budget.CHUNK_SECONDS / plan.row_seconds), plan.rows)
+    enough = min(math.ceil(10 * plan.chunk_seconds / plan.row_seconds), plan.rows)
     warnings.warn(
         f"{plan.chunks:,} chunks of {plan.chunk_rows:,} rows are as many files, which alone take about "
         f"{budget.format_seconds(plan.file_seconds)}; choose a chunk_rows (--chunk-rows) of {enough:,} or more, or "

@@ -1,18 +1,28 @@
 """Plan a scoring job: chunks aligned to the source, the memory of a task and of a worker, and the expected time."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from dkfm.core import budget, chunking
 from dkfm.core.rows import estimate_float64s_per_row
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, StoreError
+from dkfm.execution.executors import Executor
+from dkfm.execution.task_runner import run_tasks
+from dkfm.files.object_store import Remote
+from dkfm.files.temporary_folders import open_temporary_folder
 from dkfm.kernels.algebra import needs_float64_block
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.numerics.skinny_and_triangular_matmul import count_partial_product_values
+from dkfm.scoring import output_store
+from dkfm.scoring.tasks import SharedTaskArguments, measure_row_seconds, score_chunk
 from dkfm.sources.base import Source
 
 _MIN_STREAMED_ROWS = 64
@@ -26,6 +36,21 @@ _LINK_COPIES = 6
 
 _LONG_SECONDS = 10.0
 """Seconds from which on the fixed cost of all chunks is worth a warning."""
+
+_TRIAL_SECONDS, _TRIAL_BYTES, _MIN_TRIAL_ROWS = 0.05, 2**22, 64
+"""Seconds and bytes of scores of a chunk that is written to measure how long its files take, and its least rows."""
+
+_MIN_TRIALS, _MAX_TRIALS = 2, 32
+"""Least and largest number of such chunks that each thread writes."""
+
+_TRIAL_THREADS = 8
+"""Most threads that write such chunks."""
+
+_MEASURED_REQUESTS = 5
+"""Requests to an object store, of which the median time counts."""
+
+_REQUESTS_PER_CHUNK, _REQUESTS_PER_FILE = 4, 2
+"""Requests to an object store for a chunk, which ask whether the output is the same, and for each of its files."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +90,10 @@ class Plan:
     chunk_bytes : int
         Size of the scores of a chunk on disk, in bytes; not the memory of a task.
     row_seconds : float
-        Seconds for one row on one thread: as measured on some of the rows, by `plan_score`, or predicted.
+        Seconds of one thread for one row: as measured on some of the rows, by `plan_score`, or predicted.
+    chunk_seconds : float
+        Seconds of one thread for a chunk, whatever its rows: as measured by `plan_score` where the output is going to
+        be, or predicted.
     threads : int
         Threads of all workers.
     have_bytes : int
@@ -89,6 +117,7 @@ class Plan:
     model_bytes: int
     chunk_bytes: int
     row_seconds: float
+    chunk_seconds: float
     threads: int
     have_bytes: int = 0
     worker: str = ""
@@ -109,12 +138,12 @@ class Plan:
     @property
     def file_seconds(self) -> float:
         """Predicted seconds to make the files of the remaining chunks, however few rows they have."""
-        return (self.chunks - self.done) * budget.CHUNK_SECONDS / self.threads
+        return (self.chunks - self.done) * self.chunk_seconds / self.threads
 
     @property
     def has_small_chunks(self) -> bool:
         """Whether it takes long to make the files of all chunks, and longer than the plan has for their scores."""
-        return self.file_seconds >= _LONG_SECONDS and self.chunk_rows * self.row_seconds < budget.CHUNK_SECONDS
+        return self.file_seconds >= _LONG_SECONDS and self.chunk_rows * self.row_seconds < self.chunk_seconds
 
     def worker_bytes(self, threads: int, baseline_bytes: int) -> int:
         """Return the peak memory of a worker process in bytes; `baseline_bytes` is its memory before the first task."""
@@ -202,6 +231,60 @@ def plan_with_streamed_weights(
     return plan_rows(min(chunk_rows, source.shape[0]))
 
 
+def measure_plan(plan: Plan, work: SharedTaskArguments, executor: Executor) -> Plan:
+    """Return a plan with the seconds of a row and of a chunk, as tasks measure them where those of the job run.
+
+    Chunks of few rows are written to a hidden folder, which is removed, on the file system of the output. Nothing is
+    written to an object store, which is asked for its response time. If neither is possible, the seconds of a chunk
+    stay as predicted.
+    """
+    measured = list[float]()
+    run_tasks(executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
+    plan = replace(plan, row_seconds=measured[0])
+    root = work.output.root
+    with suppress(StoreError):
+        if isinstance(root, Path):
+            return _measure_chunks(plan, work, executor, root)
+        requests = _REQUESTS_PER_CHUNK + _REQUESTS_PER_FILE * len(work.output.format.file_names(0))
+        return replace(plan, chunk_seconds=plan.chunk_seconds + requests * _measure_request_seconds(root))
+    return plan
+
+
+def _measure_chunks(plan: Plan, work: SharedTaskArguments, executor: Executor, root: Path) -> Plan:
+    """Write chunks of few rows, and return a plan with the seconds of a chunk less those of its rows."""
+    row_bytes = plan.chunk_bytes // plan.chunk_rows
+    write_seconds = row_bytes / budget.WRITE_BYTES
+    enough = int(min(_TRIAL_SECONDS / (plan.row_seconds + write_seconds), _TRIAL_BYTES / row_bytes))
+    rows = min(plan.chunk_rows, max(_MIN_TRIAL_ROWS, enough))
+    trials = max(_MIN_TRIALS, min(_MAX_TRIALS, 2 * enough // rows)) * min(executor.threads, _TRIAL_THREADS)
+    trials = min(trials, chunking.count_tiles(plan.rows, rows))
+    threads = min(executor.threads, trials)
+    nearest = next(folder for folder in root.absolute().parents if folder.is_dir())
+    with open_temporary_folder("plan", nearest, hidden=True) as folder:
+        output = replace(work.output, root=folder / "trial", rows=min(plan.rows, trials * rows), chunk_rows=rows)
+        trial = replace(work, output=output_store.create_output(output, overwrite=False), on_invalid="nan")
+        ends = [time.perf_counter()]
+        run_tasks(
+            *(executor, "dkfm-plan", score_chunk, ((trial, number) for number in range(trials)), trials, False),
+            on_result=lambda _: ends.append(time.perf_counter()),
+        )
+    first = trials // 2 // threads * threads  # before it workers open the model
+    seconds = (ends[-1] - ends[first]) / (trials - first) * threads
+    row_seconds = plan.row_seconds if rows < plan.chunk_rows else min(plan.row_seconds, seconds / rows)
+    rest = max(0.0, seconds - rows * (row_seconds + write_seconds))
+    return replace(plan, row_seconds=row_seconds, chunk_seconds=rest)
+
+
+def _measure_request_seconds(root: Remote) -> float:
+    """Return the seconds that an object store takes for an answer."""
+    seconds = []
+    for _ in range(_MEASURED_REQUESTS):
+        start = time.perf_counter()
+        root.size("trial")
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     width = sum(head.width for head in heads)
     return budget.score_row_seconds(model.landmarks.shape[0], source.float64s_per_row, width, model.dtype.itemsize)
@@ -287,6 +370,7 @@ def _plan(
         model_bytes=shared_read + budget.model_bytes(n, landmark_values, weight_values, kernel.landmark_copies, size),
         chunk_bytes=row_bytes * chunk_rows,
         row_seconds=_row_seconds(model, heads, source),
+        chunk_seconds=budget.CHUNK_SECONDS,
         threads=threads,
     )
 

@@ -1,4 +1,4 @@
-"""What batch jobs take beside their scores: a kill and its resume, journal and receipts, a plan of many chunks.
+"""What batch jobs take beside their scores: a kill and its resume, journal and receipts, a plan, and its truth.
 
 Run it as ``python tests/benchmarks/jobs.py [--quick]``. What is compared runs in turn; figures are medians of ratios.
 """
@@ -6,6 +6,7 @@ Run it as ``python tests/benchmarks/jobs.py [--quick]``. What is compared runs i
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -143,8 +144,8 @@ def plan(folder, rounds):
     """Print what a plan of 10,000 chunks takes."""
     model, _ = made(folder, 1)
     array = zarr.create_array(folder / "many.zarr", shape=(10_000_000, 50), chunks=(1000, 50), dtype="f8")
-    array[:10_000] = 1.0  # rows that the plan scores to predict its time
-    for number in range(10, 10_000):
+    array[:100_000] = 1.0  # rows that the plan scores to predict its time
+    for number in range(100, 10_000):
         chunk = folder / "many.zarr" / "c" / str(number) / "0"
         chunk.parent.mkdir(parents=True)
         chunk.touch()
@@ -160,6 +161,32 @@ def plan(folder, rounds):
     )
 
 
+def predict(folder, rounds):
+    """Print the seconds of jobs that a plan predicts, as a ratio of those that they take."""
+    rng = np.random.default_rng(0)
+    source, train = str(folder / "rows.npy"), rng.normal(size=(1000, 10))
+    np.save(source, rng.normal(size=(40_000, 10)))
+    dkfm.KernelPCA(5, kernel=kernels.Gaussian(3.0)).fit(train[:300]).save(folder / "few")
+    dkfm.ExactFeatureMap(kernel=kernels.Gaussian(3.0)).fit(train).save(folder / "many")
+    error = {"output": ["scores", "reconstruction_error"]}
+    jobs = [("few", rows, form, {}) for rows in (20, 100, 1000, None) for form in ("zarr", "parquet")]
+    jobs += [("many", rows, form, {}) for rows in (100, 1000, None) for form in ("zarr", "parquet")]
+    for model, rows, form, options in [*jobs, ("few", 100, "zarr", error), ("few", 1000, "parquet", error)]:
+        ratios = []
+        for _ in range(rounds):
+            paths = str(folder / model), source, folder / f"out.{form}"
+            predicted = dkfm.plan_score(*paths, chunk_rows=rows, **options).seconds
+            start = time.perf_counter()
+            report = dkfm.batch_score(*paths, chunk_rows=rows, progress=False, **options)
+            ratios.append(predicted / (time.perf_counter() - start))
+            shutil.rmtree(paths[2])
+        print(
+            f"{5 if model == 'few' else 1000:,} columns to {form}, {report.chunks:,} chunks of {rows or 'any'} rows"
+            f"{', and errors' * bool(options)}: {statistics.median(ratios):.2f} of the seconds are predicted "
+            f"({min(ratios):.2f} to {max(ratios):.2f}, {rounds} rounds)"
+        )
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
@@ -169,6 +196,8 @@ def main():
             measure(Path(folder), 200_000 if quick else 1_000_000, 1 if quick else rounds)
     with tempfile.TemporaryDirectory() as folder:
         plan(Path(folder), 1 if quick else 5)
+    with tempfile.TemporaryDirectory() as folder:
+        predict(Path(folder), 1 if quick else 5)
 
 
 if __name__ == "__main__":

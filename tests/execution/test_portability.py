@@ -7,6 +7,7 @@ import pytest
 
 PROGRAM = """
 import builtins, io, os, sys
+import shutil  # it asks at once whether the system's own functions take dir_fd, as they do on macOS
 
 def hide(module, name, argument=0):
     original = getattr(module, name)

@@ -103,7 +103,7 @@ def _plan_factor(estimator: Any, rows: PlannedRows) -> _FactorPlan:
     each = budget.factor_task_bytes(tile_rows, rows.d, kernel.peak_blocks, kernel.landmark_copies)
     tiles = tile_store.count_lower_tiles(count_tiles(n, tile_rows))
     seconds = product_costs.factor_seconds(n, rows.threads, product_costs.value_seconds(kernel, rows.d))
-    seconds += tiles * budget.CHUNK_SECONDS / rows.threads
+    seconds += tiles * budget.FILE_SECONDS / rows.threads
     return _FactorPlan(tile_rows, each, tile_store.disk_bytes(n, tile_rows), seconds)
 
 
@@ -115,7 +115,7 @@ def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     tasks = tiled_inverse_factor.residual_bytes(factor.tile_rows) if rows.is_cluster else rows.threads * each
     need = budget.tiled_map_bytes(n, d, tasks, kernel.peak_blocks, kernel.landmark_copies)
     chunks = count_tiles(n, tiled_inverse_factor.choose_chunk_and_task_columns(n)[0])
-    root_seconds = tiled_inverse_factor.root_seconds(n, rows.threads) + chunks * budget.CHUNK_SECONDS / rows.threads
+    root_seconds = tiled_inverse_factor.root_seconds(n, rows.threads) + chunks * budget.FILE_SECONDS / rows.threads
     certificate = (
         n * n * (product_costs.value_seconds(kernel, d) + _CERTIFIED_PRODUCTS * budget.PRODUCT_SECONDS / cpus.COUNT)
     )

@@ -1,0 +1,78 @@
+"""Measured plans: what a dry run measures, where, and that it leaves nothing."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dkfm
+from dkfm.core import budget
+from dkfm.errors import StoreError
+from dkfm.files.object_store import Remote
+from dkfm.scoring import output_store
+
+_SLOW = 0.02
+"""Seconds that are added to what a test slows down."""
+
+
+def _plan(job, **options):
+    return dkfm.plan_score(*job, **{"chunk_rows": 10} | options)
+
+
+@pytest.mark.parametrize("name", ["scores.zarr", "new/folder/scores.parquet"])
+def test_a_plan_measures_the_files_of_chunks_where_they_will_be_and_leaves_nothing(job, tmp_path, monkeypatch, name):
+    before = sorted(tmp_path.iterdir())
+    sync, synced = os.fsync, []
+
+    def slow(descriptor):
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        time.sleep(_SLOW)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    plan = _plan((*job[:2], tmp_path / name), output=["scores", "reconstruction_error"])
+    files = 1 if name.endswith("parquet") else 2
+    assert plan.chunk_seconds > files * _SLOW  # half of what the syncs of a file and its folder add
+    assert plan.file_seconds == pytest.approx(10 * plan.chunk_seconds / plan.threads)
+    assert {path.rsplit("/trial", 1)[0].rsplit("/", 1)[0] for path in synced if "/trial" in path} == {str(tmp_path)}
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_plan_beside_an_unfinished_output_leaves_it_as_it_is(job, tmp_path):
+    dkfm.batch_score(*job, chunk_rows=10, progress=False)
+    (job[2] / "_COMPLETE").unlink()
+    (job[2] / "scores/c/3/0").write_bytes(b"damaged")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert _plan(job).done == 9
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_plan_of_an_output_that_cannot_be_written_counts_its_files_as_predicted(job, monkeypatch):
+    def refuse(*_, **__):
+        raise StoreError("It cannot be written.")
+
+    monkeypatch.setattr(output_store, "create_output", refuse)
+    assert _plan(job).chunk_seconds == budget.CHUNK_SECONDS
+
+
+def test_a_plan_measures_rows_that_the_job_would_refuse(fitted, rng, tmp_path):
+    rows = rng.normal(size=(40, 4))
+    rows[:3] = np.nan
+    assert _plan((fitted, rows, tmp_path / "out")).row_seconds > 0
+
+
+def test_a_plan_asks_an_object_store_for_its_response_time_and_writes_nothing(job, monkeypatch):
+    size, memory = Remote.size, "memory://dkfm-planned"
+
+    def answer_slowly(self, name=""):
+        time.sleep(_SLOW)
+        return size(self, name)
+
+    monkeypatch.setattr(Remote, "size", answer_slowly)
+    plans = [_plan((*job[:2], f"{memory}/out.zarr"), output=names) for names in (["scores"], None)]
+    for plan in plans:
+        assert plan.chunk_seconds > budget.CHUNK_SECONDS + 6 * _SLOW
+    remote = pytest.importorskip("fsspec").filesystem("memory")
+    assert not remote.exists("/dkfm-planned")
