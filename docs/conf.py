@@ -56,6 +56,8 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
 }
 
+smartquotes = False  # quotes and dashes of commands are copied
+
 html_theme = "pydata_sphinx_theme"
 html_title = "dkfm"
 html_static_path = ["_static"]

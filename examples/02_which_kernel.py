@@ -3,12 +3,13 @@ Which kernel?
 =============
 
 Rank, condition and accuracy of ten kernels on handwritten digits. See how a Gaussian that is far too narrow has full
-rank and no accuracy.
+rank and no accuracy. The picture has the accuracy of each.
 """
 
 import sys
 
 import numpy as np
+from matplotlib import pyplot as plt
 from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifierCV
 
@@ -35,14 +36,18 @@ def main(rows: int = 1000) -> None:
     order = np.random.default_rng(0).permutation(len(images))
     images, labels = images[order] / 16, labels[order]
     train, test = images[:rows], images[rows:]
+    accuracies = []
     print(f"{'kernel':<35}{'rank':>6}{'condition':>12}{'k(x, x)':>22}{'accuracy':>10}")
     for name, kernel in KERNELS.items():
         phi = ExactFeatureMap(kernel, basis="spectral").fit(train)
         similarity = phi.kernel_.diag(train)
         ridge = RidgeClassifierCV(similarity.mean() * np.logspace(-8, 1, 10)).fit(phi.transform(train), labels[:rows])
-        accuracy = ridge.score(phi.transform(test), labels[rows:])
+        accuracies.append(ridge.score(phi.transform(test), labels[rows:]))
         span = f"{similarity.min():.1e} to {similarity.max():.1e}"
-        print(f"{name:<35}{phi.rank_:>6}{phi.condition_:>12.1e}{span:>22}{accuracy:>10.3f}")
+        print(f"{name:<35}{phi.rank_:>6}{phi.condition_:>12.1e}{span:>22}{accuracies[-1]:>10.3f}")
+    axes = plt.figure(figsize=(7, 4), layout="constrained").add_subplot(xlabel="share of new digits that are right")
+    axes.barh(list(KERNELS), accuracies)
+    axes.invert_yaxis()
 
 
 if __name__ == "__main__":

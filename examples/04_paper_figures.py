@@ -10,6 +10,7 @@ import gzip
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,9 @@ def digits(folder: Path) -> tuple[str, np.ndarray, np.ndarray]:
         pixels = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 784)
         return "MNIST", pixels / 255, np.frombuffer(labels, np.uint8, offset=8)
     try:
-        pixels, names = fetch_openml("mnist_784", return_X_y=True, as_frame=False, data_home=folder, n_retries=0)
+        with warnings.catch_warnings(action="ignore"):  # of a network that does not answer
+            asked = {"return_X_y": True, "as_frame": False, "data_home": folder, "n_retries": 1, "delay": 0.1}
+            pixels, names = fetch_openml("mnist_784", **asked)
         return "MNIST", pixels / 255, names.astype(np.uint8)
     except (OSError, ValueError) as error:  # no network, or no answer
         print(f"MNIST is neither in DKFM_MNIST nor on OpenML ({error}); these are scikit-learn's digits instead.")

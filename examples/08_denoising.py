@@ -3,7 +3,7 @@ Denoising
 =========
 
 Remove noise from digits by pre-images of their components, beside the way of scikit-learn's example. See the error of
-both.
+both. The picture has digits as they came, cleaned, and without noise.
 """
 
 import gzip
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib import pyplot as plt
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA, KernelPCA
 
@@ -56,6 +57,18 @@ def main(rows: int = 1000) -> None:
     print(f"{name}: {len(test)} noisy images, mean squared error")
     for way, found in cleaned.items():
         print(f"{way:<50} {np.mean((found - truth) ** 2):.4f}")
+    draw({"noisy": test, "cleaned": list(cleaned.values())[-1], "truth": truth})
+
+
+def draw(images: dict[str, np.ndarray]) -> None:
+    """Draw the first ten images of each kind in a row."""
+    panels = plt.figure(figsize=(8, 3), layout="constrained").subplots(len(images), 10)
+    for (name, rows), row in zip(images.items(), panels, strict=True):
+        row[0].set_ylabel(name)
+        for image, panel in zip(rows, row, strict=False):
+            side = int(np.sqrt(len(image)))
+            panel.imshow(image.reshape(side, side), cmap="gray", vmin=0, vmax=1)
+            panel.set(xticks=[], yticks=[])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ A kernel of your own
 ====================
 
 Compare signals that may be shifted by a function of blocks. See what it recognizes, and how a function that is no
-kernel is refused.
+kernel is refused. The picture has two discriminants of new signals, which the kernel that knows of shifts parts.
 """
 
 import sys
@@ -40,6 +40,8 @@ def main(rows: int = 150) -> None:
     """Tell the shapes with a Gaussian and with the kernel that knows of shifts."""
     X, y = signals(np.random.default_rng(0), rows)
     Z, new = signals(np.random.default_rng(1), 1000)
+    known = dkfm.KernelFisher(2, kernel=Function(over_shifts)).fit(X, y)
+    dkfm.plotting.components(known.transform(Z), new)
     for kernel in (GAUSSIAN, Function(over_shifts)):
         phi = dkfm.ExactFeatureMap(kernel).fit(X)
         classifier = RidgeClassifier(alpha=1e-2).fit(phi.transform(X), y)

@@ -3,11 +3,13 @@ A grid search
 =============
 
 Search over kernels and their parameters in a pipeline of scikit-learn. See which kernel wins.
+The picture has the accuracy of each in cross-validation.
 """
 
 import sys
 
 import numpy as np
+from matplotlib import pyplot as plt
 from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifier
 from sklearn.model_selection import GridSearchCV
@@ -29,11 +31,17 @@ def main(rows: int = 600) -> None:
         {"exactfeaturemap__kernel__sigma": [0.1, 1.0, 3.0, "median"]},  # of the Gaussian that the pipeline has
     ]
     search = GridSearchCV(pipeline, grid, cv=3).fit(images[train], labels[train])
+    scores = {}
     for parameters, score in zip(search.cv_results_["params"], search.cv_results_["mean_test_score"], strict=True):
         ((name, value),) = parameters.items()
-        print(f"{score:.3f}  {name.removeprefix('exactfeaturemap__')} = {value}")
+        tried = f"{name.removeprefix('exactfeaturemap__')} = {value}"
+        scores[tried] = score
+        print(f"{score:.3f}  {tried}")
     print(f"best: {search.best_params_}")
     print(f"{search.score(images[test], labels[test]):.3f} of the others are right")
+    axes = plt.figure(figsize=(7, 3), layout="constrained").add_subplot(xlabel="share that is right")
+    axes.barh(list(scores), list(scores.values()))
+    axes.invert_yaxis()
 
 
 if __name__ == "__main__":

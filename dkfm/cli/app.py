@@ -219,7 +219,11 @@ def fit(
     show_default=True,
     help="Seconds without a finished task after which the job ends.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and whether the workers can hold it.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the plan: chunks, disk, memory and time, measured with a few trial chunks; leave nothing.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
 @click.option("--append", is_flag=True, help="Score the files that are new in a folder of Parquet since OUTPUT.")
 @click.option("--json", "as_json", is_flag=True, help="The report, or the plan, for machines.")

@@ -98,7 +98,7 @@ def parse_kernel(spec: str, parameters: tuple[str, ...] = ()) -> "Kernel":
             stored = json.loads(spec)
         except (ValueError, RecursionError) as error:
             raise click.UsageError(f"{spec!r:.50} is no kernel in JSON: {error}.") from None
-        return serialization.from_config(stored)
+        return serialization.from_config(serialization.fill_in_median_widths(stored))
     if is_path:
         allow_user_imports(spec)
         return serialization.import_kernel(spec)

@@ -356,7 +356,7 @@ def score_row_seconds(
 FILE_SECONDS = 2e-3
 """Seconds in which a file is made, and the file and two folders are synced."""
 
-CHUNK_SECONDS = 4e-3
+CHUNK_SECONDS = 5e-3
 """Seconds of one thread for a chunk of an output, whatever its rows; threads of a process wait for each other."""
 
 

@@ -177,6 +177,21 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
     return kernel
 
 
+def fill_in_median_widths(config: object) -> object:
+    """Return JSON values of a kernel with the median for each width that they leave out, as `make_named_kernel` does.
+
+    >>> fill_in_median_widths({"name": "exp", "kernel": {"name": "gaussian"}})
+    {'name': 'exp', 'kernel': {'sigma': 'median', 'name': 'gaussian'}}
+    """
+    require_small_config(config)
+    if isinstance(config, list):
+        return [fill_in_median_widths(part) for part in config]
+    if not isinstance(config, Mapping):
+        return config
+    cls = _REGISTRY.get(str(config.get("name")))
+    return _MEDIANS.get(cls, {}) | {key: fill_in_median_widths(value) for key, value in config.items()}  # type: ignore[arg-type]  # only kernels have widths
+
+
 def _decode(config: object, trusted: Collection[str], depth: int) -> object:
     if is_function_description(config):
         return load_trusted_function(config, trusted)  # type: ignore[arg-type]  # a mapping

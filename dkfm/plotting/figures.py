@@ -337,7 +337,7 @@ def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     return feature_map._check_rows(Z, "Z")
 
 
-def save_picture(ax: "Axes", path: Path) -> None:
+def save_picture(ax: "Axes", path: str | Path) -> None:
     """Write the figure of some axes to a PNG file and close the figure; an earlier file of dkfm is replaced.
 
     Raises
@@ -345,7 +345,7 @@ def save_picture(ax: "Axes", path: Path) -> None:
     StoreExistsError
         The path holds another file, which is left unchanged.
     """
-    require_replaceable_picture(path)
+    require_replaceable_picture(Path(path))
     figure = ax.get_figure(root=True)
     assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
     figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})

@@ -1,28 +1,18 @@
 """Plan a scoring job: chunks aligned to the source, the memory of a task and of a worker, and the expected time."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from statistics import median
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from dkfm.core import budget, chunking
 from dkfm.core.rows import estimate_float64s_per_row
-from dkfm.errors import InvalidInputError, StoreError
-from dkfm.execution.executors import Executor
-from dkfm.execution.task_runner import run_tasks
-from dkfm.files.object_store import Remote
-from dkfm.files.temporary_folders import open_temporary_folder
+from dkfm.errors import InvalidInputError
 from dkfm.kernels.algebra import needs_float64_block
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.numerics.skinny_and_triangular_matmul import count_partial_product_values
-from dkfm.scoring import output_store
-from dkfm.scoring.tasks import SharedTaskArguments, measure_row_seconds, score_chunk
 from dkfm.sources.base import Source
 
 _MIN_STREAMED_ROWS = 64
@@ -37,21 +27,6 @@ _LINK_COPIES = 6
 _LONG_SECONDS = 10.0
 """Seconds from which on the fixed cost of all chunks is worth a warning."""
 
-_TRIAL_SECONDS, _TRIAL_BYTES, _MIN_TRIAL_ROWS = 0.05, 2**22, 64
-"""Seconds and bytes of scores of a chunk that is written to measure how long its files take, and its least rows."""
-
-_MIN_TRIALS, _MAX_TRIALS = 2, 32
-"""Least and largest number of such chunks that each thread writes."""
-
-_TRIAL_THREADS = 8
-"""Most threads that write such chunks."""
-
-_MEASURED_REQUESTS = 5
-"""Requests to an object store, of which the median time counts."""
-
-_REQUESTS_PER_CHUNK, _REQUESTS_PER_FILE = 4, 2
-"""Requests to an object store for a chunk, which ask whether the output is the same, and for each of its files."""
-
 
 @dataclass(frozen=True)
 class WriteCopies:
@@ -65,7 +40,7 @@ class WriteCopies:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a scoring job, made before anything is written; `str` gives a summary.
+    """Plan of a scoring job, made before its output is begun; `str` gives a summary.
 
     Attributes
     ----------
@@ -229,60 +204,6 @@ def plan_with_streamed_weights(
     if chunk_rows is None:
         chunk_rows = _choose_rows_for_streamed_weights(plan_rows, source, available_bytes)
     return plan_rows(min(chunk_rows, source.shape[0]))
-
-
-def measure_plan(plan: Plan, work: SharedTaskArguments, executor: Executor) -> Plan:
-    """Return a plan with the seconds of a row and of a chunk, as tasks measure them where those of the job run.
-
-    Chunks of few rows are written to a hidden folder, which is removed, on the file system of the output. Nothing is
-    written to an object store, which is asked for its response time. If neither is possible, the seconds of a chunk
-    stay as predicted.
-    """
-    measured = list[float]()
-    run_tasks(executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
-    plan = replace(plan, row_seconds=measured[0])
-    root = work.output.root
-    with suppress(StoreError):
-        if isinstance(root, Path):
-            return _measure_chunks(plan, work, executor, root)
-        requests = _REQUESTS_PER_CHUNK + _REQUESTS_PER_FILE * len(work.output.format.file_names(0))
-        return replace(plan, chunk_seconds=plan.chunk_seconds + requests * _measure_request_seconds(root))
-    return plan
-
-
-def _measure_chunks(plan: Plan, work: SharedTaskArguments, executor: Executor, root: Path) -> Plan:
-    """Write chunks of few rows, and return a plan with the seconds of a chunk less those of its rows."""
-    row_bytes = plan.chunk_bytes // plan.chunk_rows
-    write_seconds = row_bytes / budget.WRITE_BYTES
-    enough = int(min(_TRIAL_SECONDS / (plan.row_seconds + write_seconds), _TRIAL_BYTES / row_bytes))
-    rows = min(plan.chunk_rows, max(_MIN_TRIAL_ROWS, enough))
-    trials = max(_MIN_TRIALS, min(_MAX_TRIALS, 2 * enough // rows)) * min(executor.threads, _TRIAL_THREADS)
-    trials = min(trials, chunking.count_tiles(plan.rows, rows))
-    threads = min(executor.threads, trials)
-    nearest = next(folder for folder in root.absolute().parents if folder.is_dir())
-    with open_temporary_folder("plan", nearest, hidden=True) as folder:
-        output = replace(work.output, root=folder / "trial", rows=min(plan.rows, trials * rows), chunk_rows=rows)
-        trial = replace(work, output=output_store.create_output(output, overwrite=False), on_invalid="nan")
-        ends = [time.perf_counter()]
-        run_tasks(
-            *(executor, "dkfm-plan", score_chunk, ((trial, number) for number in range(trials)), trials, False),
-            on_result=lambda _: ends.append(time.perf_counter()),
-        )
-    first = trials // 2 // threads * threads  # before it workers open the model
-    seconds = (ends[-1] - ends[first]) / (trials - first) * threads
-    row_seconds = plan.row_seconds if rows < plan.chunk_rows else min(plan.row_seconds, seconds / rows)
-    rest = max(0.0, seconds - rows * (row_seconds + write_seconds))
-    return replace(plan, row_seconds=row_seconds, chunk_seconds=rest)
-
-
-def _measure_request_seconds(root: Remote) -> float:
-    """Return the seconds that an object store takes for an answer."""
-    seconds = []
-    for _ in range(_MEASURED_REQUESTS):
-        start = time.perf_counter()
-        root.size("trial")
-        seconds.append(time.perf_counter() - start)
-    return median(seconds)
 
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:

@@ -28,13 +28,13 @@ from dkfm.execution.task_runner import Tally, run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
 from dkfm.files.location import parse_remote
-from dkfm.scoring import appending, completion, marker, output_store, planning
+from dkfm.scoring import appending, completion, marker, output_store
 from dkfm.scoring.job_setup import JobRequest, Savable, ScoringJob, open_job
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.receipts import ChunkReceipt, Journal, build_probe_segment
 from dkfm.scoring.report import ScoreReport, log_chunk_check, log_scoring_start, make_report, require_no_fatal_chunks
-from dkfm.scoring.tasks import find_sound_receipts, score_chunk
+from dkfm.scoring.tasks import find_sound_receipts, measure_plan, score_chunk
 from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
 from dkfm.sources.input_file_journal import write_file_stats
@@ -175,8 +175,9 @@ def plan_score(
     """Return the plan of `batch_score` with the same arguments; leave nothing on disk.
 
     To predict the time, tasks read and score some rows where those of the job run, and write a few chunks to a hidden
-    temporary folder beside the output, or in the nearest folder that exists. Nothing is written to an object store. A
-    dask collection is computed, as by the job, and written to a temporary folder: its rows are not known before.
+    temporary folder beside the output, or in the nearest folder above it that exists. Nothing is written to an object
+    store. A dask collection is computed, as by the job, and written to a temporary folder: its rows are not known
+    before.
 
     Raises
     ------
@@ -199,10 +200,12 @@ def plan_score(
         worker_checks.exclude_unfit_workers(job.executor, _make_worker_requirements(job, "", b""))
         digest = job.loaded_model.digest
         keeps = job.executor.client is not None or holds_model(digest)
-        plan = planning.measure_plan(job.plan, job.make_task_arguments(job.output), job.executor)
-        if not keeps:
-            remove_model(digest)
-        return plan
+        try:
+            return measure_plan(job.plan, job.make_task_arguments(job.output), job.executor)
+        finally:
+            if not keeps:
+                remove_model(digest)
+            chunk_cache.clear_chunks()
 
 
 def _make_worker_requirements(job: ScoringJob, probe_name: str, probe_content: bytes) -> WorkerRequirements:

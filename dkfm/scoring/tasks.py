@@ -1,29 +1,37 @@
-"""Define the tasks of a scoring job: score and write a chunk, or check chunks that exist."""
+"""Define the tasks of a scoring job: score and write a chunk, check chunks that exist, or measure for a plan."""
 
 import os
 import time
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core import chunking
+from dkfm.core import budget, chunking
 from dkfm.core.background_io import prefetch
 from dkfm.core.rows import Array, Rows, zero_nonfinite_rows
-from dkfm.errors import InvalidInputError, KernelError
+from dkfm.errors import DkfmError, InvalidInputError, KernelError, WorkerDiedError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import worker_address
+from dkfm.execution.executors import Executor
 from dkfm.execution.model_cache import get_saved_scorer
+from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
+from dkfm.files.object_store import Remote
+from dkfm.files.temporary_folders import open_temporary_folder
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_files import Piece, combine_summaries, write_chunk_files
 from dkfm.scoring.formats.id_array import propose_parquet, try_convert_ids
 from dkfm.scoring.output_store import Output
+from dkfm.scoring.planning import Plan
 from dkfm.scoring.receipts import ChunkReceipt
 from dkfm.sources.base import Source
 
@@ -35,6 +43,21 @@ _MEASURED_ROWS = 1024
 
 _MAX_NAMED_ROWS = 5
 """Most rows that a message names."""
+
+_TRIAL_SECONDS, _TRIAL_BYTES = 0.05, 2**22
+"""Most seconds and bytes of scores of a chunk that is written to measure how long its files take."""
+
+_MIN_TRIALS, _MAX_TRIALS = 2, 32
+"""Least and largest number of such chunks that each thread writes."""
+
+_TRIAL_THREADS = 8
+"""Most threads whose number counts for that."""
+
+_MEASURED_REQUESTS = 5
+"""Requests to an object store, of which the median time counts."""
+
+_REQUESTS_PER_CHUNK, _REQUESTS_PER_FILE = 4, 2
+"""Requests to an object store for a chunk, which ask whether the output is the same, and for each of its files."""
 
 
 @runtime_checkable
@@ -122,6 +145,70 @@ def measure_row_seconds(work: SharedTaskArguments) -> float:
     return read_seconds + min(seconds) / int(sample.shape[0])
 
 
+def measure_plan(plan: Plan, work: SharedTaskArguments, executor: Executor) -> Plan:
+    """Return a plan with the seconds of a row and of a chunk, as tasks measure them where those of the job run.
+
+    Chunks of few rows are written to a hidden folder beside the output, or in the nearest folder that exists above it.
+    Nothing is written to an object store: this process asks it for its response time. If that fails, if weights are
+    read from the store, or if no chunk is left to be scored, the seconds of a chunk stay as predicted.
+    """
+    measured = list[float]()
+    run_tasks(executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
+    plan, root = replace(plan, row_seconds=measured[0]), work.output.root
+    if plan.streamed or plan.done == plan.chunks:
+        return plan
+    with suppress(DkfmError):  # the job will say what is wrong with its rows or its storage
+        if isinstance(root, Path):
+            return _measure_chunks(plan, work, executor, root)
+        requests = _REQUESTS_PER_CHUNK + _REQUESTS_PER_FILE * len(work.output.format.file_names(0))
+        return replace(plan, chunk_seconds=plan.chunk_seconds + requests * _measure_request_seconds(root))
+    return plan
+
+
+def _measure_chunks(plan: Plan, work: SharedTaskArguments, executor: Executor, root: Path) -> Plan:
+    """Write chunks of few rows, and return a plan with the seconds of a chunk less those of its rows."""
+    row_bytes, step = plan.chunk_bytes // plan.chunk_rows, work.source.chunk_rows
+    write_seconds = row_bytes / budget.WRITE_BYTES
+    enough = max(1, int(min(_TRIAL_SECONDS / (plan.row_seconds + write_seconds), _TRIAL_BYTES / row_bytes)))
+    rows = min(plan.chunk_rows, enough if enough < step else chunking.round_to_chunk_rows(enough, step))
+    chunks = max(_MIN_TRIALS, min(_MAX_TRIALS, 2 * enough // rows)) * min(executor.threads, _TRIAL_THREADS)
+    nearest = next(folder for folder in root.absolute().parents if folder.is_dir())
+    need = (chunks + executor.threads) * rows * row_bytes
+    with open_temporary_folder("plan", nearest, need=need, what="A trial of chunks", hidden=True) as folder:
+        trial = replace(work, output=replace(work.output, root=folder / "first", chunk_rows=rows), on_invalid="nan")
+        _time_chunks(trial, executor, executor.threads)  # it opens the model on workers, and imports what is needed
+        seconds = _time_chunks(replace(trial, output=replace(trial.output, root=folder / "timed")), executor, chunks)
+    row_seconds = plan.row_seconds if rows < plan.chunk_rows else min(plan.row_seconds, seconds / rows)
+    rest = max(0.0, seconds - rows * (row_seconds + write_seconds))
+    return replace(plan, row_seconds=row_seconds, chunk_seconds=rest)
+
+
+def _time_chunks(work: SharedTaskArguments, executor: Executor, most: int) -> float:
+    """Score at most so many chunks of a new output; return the seconds of one thread for each."""
+    output = replace(work.output, rows=min(work.output.rows, most * work.output.chunk_rows))
+    work = replace(work, output=output_store.create_output(output, overwrite=False))
+    start, count = time.perf_counter(), output.n_chunks
+    try:
+        tasks = ((work, number) for number in range(count))
+        tally = run_tasks(executor, "dkfm-plan", score_chunk, tasks, count, progress=False)
+    except BaseException:
+        executor.cancel()  # the others would go on to write into a folder that is removed
+        raise
+    if tally.fatal_task_numbers:
+        raise WorkerDiedError("Workers died of a trial.")
+    return (time.perf_counter() - start) / count * min(executor.threads, count)
+
+
+def _measure_request_seconds(root: Remote) -> float:
+    """Return the seconds that an object store takes for an answer."""
+    seconds = []
+    for _ in range(_MEASURED_REQUESTS):
+        start = time.perf_counter()
+        root.size("trial")
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
 def _piece_slices(work: SharedTaskArguments, rows: slice) -> list[slice]:
     """Return the rows of each piece of a chunk."""
     return [
@@ -167,7 +254,7 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     (file, rows), contain = _build_message_parts(source, bad)
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
-        '(on_invalid="nan", --on-invalid nan, scores such rows NaN).'
+        '(on_invalid="nan", overwrite=True, or --on-invalid nan --overwrite, scores such rows NaN).'
     )
 
 

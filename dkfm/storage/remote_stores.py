@@ -98,7 +98,10 @@ def require_writable_location(path: str | Path, *, overwrite: bool = False) -> N
     elif overwrite:
         _list_replaceable_files(remote, "model", overwrite)
     elif is_taken_at(remote):
-        raise StoreExistsError(f"{remote} holds something already; it was left untouched.")
+        raise StoreExistsError(
+            f"{remote} holds something already; choose another URL, or replace dkfm's own with overwrite=True "
+            "(--overwrite)."
+        )
 
 
 @contextmanager

@@ -128,7 +128,10 @@ def is_taken(path: Path) -> bool:
 def require_free(path: Path) -> None:
     """Raise a StoreExistsError if something exists at a path: this is checked before hours of work, not after."""
     if is_taken(path):
-        raise StoreExistsError(f"{path} holds something already; it was left untouched.")
+        raise StoreExistsError(
+            f"{path} holds something already; choose another path, or replace dkfm's own with overwrite=True "
+            "(--overwrite)."
+        )
 
 
 def _require_outside_stores(path: Path) -> None:

@@ -310,9 +310,9 @@ def test_the_command_prints_what_run_says_and_with_json_nothing_but_what_it_retu
 
 
 def test_a_scheduler_that_is_not_there_is_one_sentence(monkeypatch):
-    result = CliRunner().invoke(main, ["bench", "--scheduler", "nowhere"])
+    result = CliRunner().invoke(main, ["bench", "--scheduler", "nowhere:1"])
     assert result.exit_code == 3
-    assert result.stderr.startswith("ClusterError: There is no scheduler at nowhere")
+    assert result.stderr.startswith("ClusterError: There is no scheduler at nowhere:1")
     assert result.stderr.count("\n") == 1
 
 

@@ -133,7 +133,7 @@ def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
         ("fit train.npy model --kernel sum", "There is no kernel named 'sum'"),
         ("fit nan.npy model --kernel linear", "row 5 contains NaN"),
         ("fit flat.npy model --kernel linear", "two dimensions"),
-        ("fit train.npy taken --kernel linear", "left untouched"),
+        ("fit train.npy taken --kernel linear", "overwrite=True (--overwrite)"),
         ("score none test.npy out", "nothing is there"),
         ("score train.npy test.npy out", "a file is there"),
         ("score taken test.npy out", "not a store"),

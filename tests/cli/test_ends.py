@@ -20,7 +20,7 @@ from dkfm.cli import process
 from dkfm.cli.app import main
 from dkfm.cli.process import _format_warning
 from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
-from dkfm.errors import ClusterError, DkfmWarning, OutputError, StoreError
+from dkfm.errors import ClusterError, DkfmWarning, OutputError, SchedulerNameError, StoreError
 from dkfm.execution.clusters.connect import connect
 
 HOSTILE = "a\x1b[2Jb\nc\u202ed\udcffe.npy"
@@ -283,8 +283,9 @@ def test_names_that_no_file_can_have_are_refused_by_name(here, name, use):
         use(name)
 
 
-def test_a_name_that_is_no_file_may_be_a_host():
-    with pytest.raises(ClusterError, match="There is no scheduler at x"), connect("x" * 300):
+@pytest.mark.parametrize("name", ["x" * 300, "slurm", "dask", "local"])
+def test_a_name_without_a_port_that_is_no_file_is_refused_with_the_forms(name):
+    with pytest.raises(SchedulerNameError, match="names no scheduler; the forms are host:port, tcp://"), connect(name):
         pass
 
 

@@ -30,29 +30,32 @@ from helpers.harness import left
 ENDINGS = [signal.SIGTERM, signal.SIGHUP]
 
 GRAM = """
-import sys, numpy as np
+import select, sys, numpy as np
 from dkfm import kernels; from dkfm.gram import build as gram
 X = np.random.default_rng(0).normal(size=(40, 2))
 with gram.build_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
     print("there", flush=True)
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], 0.05)[0]:  # read() misses a signal that comes just before it
+        pass
 """
 
 FOLDER = """
-import sys
+import select, sys
 from dkfm.files import temporary_folders as scratch
 with scratch.open_temporary_folder("gram"):
     print("there", flush=True)
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], 0.05)[0]:  # read() misses a signal that comes just before it
+        pass
 """
 
 SAVING = """
-import sys
+import select, sys
 from pathlib import Path
 from dkfm.storage import zarr_store as store
 with store.new_store(Path(sys.argv[1]) / "model", "rows", {}, ["rows"]):
     print("there", flush=True)
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], 0.05)[0]:  # read() misses a signal that comes just before it
+        pass
 """
 
 FORKED = """

@@ -112,6 +112,9 @@ def test_a_width_that_is_not_given_is_told_and_one_that_is_given_is_not(fit):
     assert repr(kernel) in ended.stdout
     assert "no width" not in fit("gaussian", "sigma=median")[0].stderr
     assert "no width" not in fit("gaussian:sigma=2")[0].stderr
+    in_json, same = fit('{"name": "sum", "terms": [{"name": "linear"}, {"name": "gaussian"}]}')
+    assert "no width is given, so it is the median distance" in in_json.stderr
+    assert same == kernels.Linear() + kernel
 
 
 def test_combinations_are_json_on_the_command_line(fit):

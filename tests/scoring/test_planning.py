@@ -5,13 +5,17 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zarr
 
 import dkfm
 from dkfm.core import budget
-from dkfm.errors import StoreError
+from dkfm.errors import InvalidInputError, StoreError, WorkerDiedError
 from dkfm.files.object_store import Remote
-from dkfm.scoring import output_store
+from dkfm.scoring import output_store, tasks
+from dkfm.sources import chunk_cache
 
 _SLOW = 0.02
 """Seconds that are added to what a test slows down."""
@@ -36,7 +40,8 @@ def test_a_plan_measures_the_files_of_chunks_where_they_will_be_and_leaves_nothi
     files = 1 if name.endswith("parquet") else 2
     assert plan.chunk_seconds > files * _SLOW  # half of what the syncs of a file and its folder add
     assert plan.file_seconds == pytest.approx(10 * plan.chunk_seconds / plan.threads)
-    assert {path.rsplit("/trial", 1)[0].rsplit("/", 1)[0] for path in synced if "/trial" in path} == {str(tmp_path)}
+    places = {path.split("/.dkfm-plan-")[0] for path in synced if "/timed" in path}
+    assert places == {str(tmp_path)}
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -55,6 +60,53 @@ def test_a_plan_of_an_output_that_cannot_be_written_counts_its_files_as_predicte
 
     monkeypatch.setattr(output_store, "create_output", refuse)
     assert _plan(job).chunk_seconds == budget.CHUNK_SECONDS
+
+
+def test_a_trial_that_fails_leaves_nothing_while_others_write(job, tmp_path, monkeypatch):
+    before, write = sorted(tmp_path.iterdir()), tasks.write_chunk_files
+
+    def fail_later(chunk_format, chunk, *rest, **options):
+        if chunk.number == 3:
+            raise StoreError("The disk is full.")
+        time.sleep(_SLOW)
+        return write(chunk_format, chunk, *rest, **options)
+
+    monkeypatch.setattr(tasks, "write_chunk_files", fail_later)
+    assert _plan(job).chunk_seconds == budget.CHUNK_SECONDS
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_trial_that_kills_its_workers_leaves_the_prediction(job, monkeypatch):
+    def die(*_, **__):
+        raise WorkerDiedError("A worker died.")
+
+    monkeypatch.setattr(tasks, "write_chunk_files", die)
+    assert _plan(job).chunk_seconds == budget.CHUNK_SECONDS
+
+
+def test_a_plan_of_rows_without_ids_is_made_and_the_job_names_the_row(made, tmp_path):
+    table = pq.read_table(made / "rows.parquet")
+    ids = pa.array([None if number == 50 else str(number) for number in range(100)])
+    pq.write_table(table.set_column(1, "id", ids), tmp_path / "rows.parquet", write_statistics=False)
+    paths, options = (
+        (made / "model", tmp_path / "rows.parquet", tmp_path / "out"),
+        {"chunk_rows": 10, "id_column": "id"},
+    )
+    assert dkfm.plan_score(*paths, **options).chunks == 10
+    with pytest.raises(InvalidInputError, match="Row 50 of"):
+        dkfm.batch_score(*paths, **options, progress=False)
+
+
+def test_a_plan_keeps_no_rows_in_memory(fitted, tmp_path):
+    zarr.create_array(tmp_path / "z.zarr", data=np.ones((400, 4)), chunks=(200, 4))
+    _plan((fitted, tmp_path / "z.zarr", tmp_path / "out"))
+    assert not len(chunk_cache._chunks)
+
+
+def test_a_plan_whose_chunks_are_done_writes_none(job, monkeypatch):
+    dkfm.batch_score(*job, chunk_rows=10, progress=False)
+    monkeypatch.setattr(tasks, "write_chunk_files", None)
+    assert _plan(job).done == 10
 
 
 def test_a_plan_measures_rows_that_the_job_would_refuse(fitted, rng, tmp_path):

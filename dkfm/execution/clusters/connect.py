@@ -95,8 +95,8 @@ def _scheduler_address(spec: str) -> str:
     if not spec.rpartition("://")[2].strip(" :"):
         raise SchedulerNameError(f"{spec!r} names no scheduler; the forms are {_FORMS}.")
     if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
-        _, colon, port = spec.rpartition(":")
-        if colon and "://" not in spec and not port.strip(" /").isdigit():
+        _, _, port = spec.rpartition(":")
+        if "://" not in spec and not port.strip(" /").isdigit():
             raise SchedulerNameError(f"{spec} names no scheduler; the forms are {_FORMS}.")
         return spec if "://" in spec else f"tcp://{spec}"
     try:

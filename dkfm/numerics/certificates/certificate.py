@@ -29,7 +29,7 @@ _SHORTEST_LENGTH = float(np.sqrt(np.finfo(np.float64).tiny))
 
 @dataclass(frozen=True)
 class Certificate:
-    """Measured errors of a model; both are 0 in exact arithmetic.
+    """Measured errors of a model; in exact arithmetic both are 0, or what chosen landmarks leave out.
 
     Attributes
     ----------
