@@ -95,9 +95,8 @@ def scheduler_alone():
     """Return the address of a scheduler without workers."""
     from distributed import LocalCluster
 
-    with LocalCluster(
-        n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=None
-    ) as cluster:
+    place = {"protocol": "tcp", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(n_workers=0, processes=False, **place) as cluster:
         yield cluster
 
 
