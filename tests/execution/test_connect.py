@@ -146,8 +146,8 @@ def test_there_is_no_waiting_without_a_scheduler(line):
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("spec", ["[::1]:1", "127.0.0.1:1", "localhost:1", "nowhere.invalid"])
-def test_a_host_with_a_port_or_without_is_an_address(spec, monkeypatch):
+@pytest.mark.parametrize("spec", ["[::1]:1", "127.0.0.1:1", "localhost:1", "nowhere.invalid:1"])
+def test_a_host_with_a_port_is_an_address(spec, monkeypatch):
     monkeypatch.setattr(sys.modules["dkfm.execution.clusters.connect"], "_ANSWER_TIMEOUT", 0.2)
     with pytest.raises(ClusterError, match="There is no scheduler at"), connect(spec):
         pass
