@@ -29,6 +29,7 @@ from dkfm.errors import (
     find_similar_names,
 )
 from dkfm.files import temporary_folders
+from dkfm.files.signals import postpone_signal
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -142,7 +143,7 @@ class _InterruptionHandler:
             signal.signal(signal.SIGINT, self._exit_now)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - self._last >= _IGNORE_SECONDS:
+        if time.monotonic() - self._last >= _IGNORE_SECONDS and not postpone_signal(number, frame):
             self.raised, self._last = True, time.monotonic()
             raise KeyboardInterrupt
 

@@ -36,6 +36,7 @@ from types import FrameType
 from dkfm.core import budget
 from dkfm.errors import TemporaryStoreWarning
 from dkfm.files.local import translate_write_errors
+from dkfm.files.signals import postpone_signal
 
 _ANNOUNCED_BYTES = 10**9
 """Size above which a temporary store is announced."""
@@ -247,7 +248,8 @@ def unwinding_on_signals() -> Iterator[None]:
             os.kill(os.getpid(), number)
             return
         nonlocal last
-        if time.monotonic() - last >= _REPEAT_AFTER:  # a second signal at once does not interrupt the clean-up
+        # A second signal at once does not interrupt the clean-up.
+        if time.monotonic() - last >= _REPEAT_AFTER and not postpone_signal(number, frame):
             received.append(number)
             last = time.monotonic()
             raise _EndedBySignal(128 + number)
