@@ -19,7 +19,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
 from dkfm.numerics import links
-from dkfm.numerics.eigensolvers.dense import eigh_in_place
+from dkfm.numerics.eigensolvers.dense import add_spare_row, eigh_without_spare_row
 from dkfm.numerics.model import Head, iter_weight_panels
 
 BASES = ("symmetric", "spectral", "cholesky")
@@ -280,8 +280,8 @@ def inverse_root(
 
     Parameters
     ----------
-    K : ndarray of shape (N, N), Fortran-contiguous
-        Gram matrix, overwritten; only the lower triangle is read.
+    K : ndarray of shape (N, N)
+        Gram matrix, overwritten if it is scaled; only the lower triangle is read.
     rcond : float, optional
         Keep eigenvalues above ``rcond * lambda_max`` instead of ``4 eps lambda_max``.
     on_indefinite : {"raise", "clip"}
@@ -299,8 +299,10 @@ def inverse_root(
     n = len(K)
     if scales is not None:
         scale_gram_in_place(K, scales)
-    values, vectors = eigh_in_place(K)
-    del K
+    bordered = add_spare_row(K)
+    del K  # before LAPACK takes its workspace
+    values, vectors = eigh_without_spare_row(bordered)
+    del bordered
     lowest, highest = float(values[0]), float(values[-1])
     rounding = find_psd_cutoff(lowest, highest, highest, n, on_indefinite, what, _NOTE_FOR_MAP)
     requested_cut = (4 * EPS if rcond is None else rcond) * highest

@@ -182,6 +182,7 @@ def ratios(phi, truth, X, Z):
         found = errors / left[:, np.newaxis] / right / phi.error_bound_
         known = np.concatenate([left, own_lengths(truth, np.asarray(phi.model_.original_landmarks))])
         held = right * np.minimum(known[known > 0].min(initial=np.inf), 1.0) >= SMALLEST[phi.dtype]
+        held = held & (left >= SMALLEST[phi.dtype])[:, np.newaxis]
         if isinstance(phi.kernel_, kernels.Periodic) and phi.dtype == "float32":  # which rounds numbers, and so phases
             landmarks = np.asarray(phi.model_.original_landmarks)
             centre = landmarks.mean(axis=0)
