@@ -79,6 +79,7 @@ def format_model_size(stored: "StoredEstimator") -> str:
     if not isinstance(stored, StoredMap):
         return landmarks
     bound = "not known, for training rows were sampled" if stored.error_bound is None else f"{stored.error_bound:.1e}"
+    bound += "" if stored.error_bound is None or stored.error_bound < 1 else " (of 1 or more: it says nothing)"
     return f"{landmarks}, rank {len(stored.eigenvalues_or_pivots):,}, error bound {bound}"
 
 

@@ -120,12 +120,13 @@ class ExactFeatureMap(KernelTransformer):
     error_bounds_ : ndarray of shape (rank + 1,)
         Error bounds E by number of features kept, from 0 to `rank_`; `truncate` uses them. They satisfy
         ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))`` for every training row x and every row z, rounding
-        included. Infinite for a clipped kernel. Not if the rows were sampled.
+        included, if no value underflows; of a centred map, before the mean is subtracted. Infinite for a clipped
+        kernel. Not if the rows were sampled.
     error_bound_ : float
         Error bound of this map, the last of `error_bounds_`. Not if the rows were sampled.
     certificate_ : Certificate
-        Measured error on pairs of landmarks, and the residual of each if all training rows are landmarks. For a clipped
-        kernel, it is the error against the original kernel.
+        Measured error on pairs of landmarks, and the residual of each if all training rows are landmarks; of a clipped
+        kernel, against the original one. Of a centred map, `relative_error` is that before the mean is subtracted.
     training_certificate_ : Certificate
         Measured error on pairs of training rows, and the residual of each. Not after `truncate`. If the rows were
         sampled, it is that of the sample, whose size is `sampled_rows`.

@@ -297,7 +297,8 @@ def evaluate_block(kernel: Kernel, X: Rows, Y: Rows, row_offsets: tuple[int, int
         finite = np.isfinite(block)
     if not finite.all():
         i, j = np.unravel_index(int(np.argmin(finite)), block.shape)
-        raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {row_offsets[0] + i} and {row_offsets[1] + j}.")
+        rows = f"rows {row_offsets[0] + i} and {row_offsets[1] + j}"
+        raise KernelError(f"{kernel!r} returned {block[i, j]} for {rows}: leave them out, or scale the columns.")
     return block
 
 

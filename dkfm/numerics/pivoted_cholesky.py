@@ -231,12 +231,15 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
     i, j = np.unravel_index(int(excess.argmax()), excess.shape)
     if excess[i, j] <= 0 and -lowest_residual <= rounding.max():
         return
-    finding = f"{what} is not positive semi-definite: beyond {features.shape[1]} features"
-    why = f"two rows still have a cosine of {rest[i, j]:.6g}, with themselves {rest[i, i]:.6g} and {rest[j, j]:.6g}"
+    finding = f"{what} is not positive semi-definite: after {features.shape[1]} features"
+    why = (
+        f"k(x, z) - <phi(x), phi(z)> of two rows is {rest[i, j]:.6g} of their own scale, and k(x, x) - |phi(x)|^2 of "
+        f"each is {rest[i, i]:.6g} and {rest[j, j]:.6g}"
+    )
     if i == j or -lowest_residual > excess[i, j]:
-        why = f"a row still has a cosine of {min(lowest_residual, rest[i, i]):.6g} with itself"
+        why = f"k(x, x) - |phi(x)|^2 of a row is {min(lowest_residual, rest[i, i]):.6g} of its k(x, x), and below 0"
     remedy = 'choose another kernel, or drop its negative part with basis="spectral" and on_indefinite="clip"'
-    raise NotPSDError(f"{finding} {why}; {remedy}.")
+    raise NotPSDError(f"{finding}, {why}; {remedy}.")
 
 
 def _compute_residuals(diagonal: Array, blocks: list[Array], numbers: list[int]) -> Array:

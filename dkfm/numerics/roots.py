@@ -204,8 +204,8 @@ def cast_heads(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[
     }
 
 
-_NOTE_FOR_FIT = "the certificate is of what is fitted to its positive part"
-_NOTE_FOR_MAP = "the certificate measures how far the features are from the kernel"
+_NOTE_FOR_FIT = "the certificate compares the fit with the positive part, not with the kernel"
+_NOTE_FOR_MAP = "`certificate_` says how far the features are from the kernel"
 
 
 def is_indefinite(lowest: float, scale: float, n: int) -> bool:

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/ordinary_fits.py [SEEDS [ROWS]]
 
-Each seed draws up to 400 rows of each data set, standardized, or in [0, 1] for kernels of histograms. A map in each
-basis, `KernelPCA(5)` and `KernelFisher` are fitted to them, in float64 and float32, with each kernel: 800 fits. Five
-seeds are the default. The classes of random rows are random, too, which is the hardest case for discriminants. The
-last line has the number of warnings; the exit code is 1 if one fit in 500 warned, or one in float64.
+Each seed draws at most ROWS rows, 400 by default, of each of four data sets. They are standardized, or in [0, 1] for
+kernels of histograms. A map in each basis, `KernelPCA(5)` and `KernelFisher` are fitted to them, in float64 and
+float32, with each of 20 kernels: 4 x 5 x 2 x 20 = 800 fits. Five seeds are the default. The classes of random rows are
+random, too, which is the hardest case for discriminants. Each warning is a line. The last line has their number; the
+exit code is 1 if one fit in 500 warned, or one in float64.
 """
 
 import sys

@@ -115,7 +115,7 @@ def test_residuals_leave_out_eigenvectors_by_the_rounding_of_the_whole_spectrum(
 
 @pytest.mark.parametrize("name", list(KERNELS)[:3])
 def test_a_clipped_map_says_what_its_certificate_is_and_measures_new_points_without_a_bound(name):
-    with pytest.warns(DkfmWarning, match="certificate measures how far the features are from the kernel"):
+    with pytest.warns(DkfmWarning, match="`certificate_` says how far the features are from the kernel"):
         phi, X, K = clipped(name)
     _, P = positive(K)
     largest = max(np.abs(K).max(), np.abs(P).max())

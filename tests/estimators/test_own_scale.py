@@ -1,5 +1,6 @@
 """Every pair exact to its own scale, or a warning that says how far it is from that; models of earlier versions."""
 
+import contextlib
 import functools
 import warnings
 from dataclasses import replace
@@ -7,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, batch_score, verify_scores
-from dkfm.errors import DkfmWarning, UnsupportedStoreError
+from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, KernelRidge, batch_score, verify_scores
+from dkfm.errors import DkfmWarning, KernelError, UnsupportedStoreError
 from dkfm.kernels import Affine, Gaussian, Linear, Polynomial
 from dkfm.numerics import pivoted_cholesky
 
@@ -209,9 +210,40 @@ def test_small_rows_of_centred_maps_are_certified_to_their_own_scale(basis, rng)
 @pytest.mark.parametrize("basis", BASES)
 def test_rows_whose_kernel_values_are_tiny_are_fitted_and_those_that_underflow_are_verified(basis, scale, rng):
     X = rng.normal(size=(30, 3))
-    assert 0 < ExactFeatureMap(Linear(), basis=basis).fit(scale * X).error_bound_ < 1e-4
+    underflows = pytest.warns(DkfmWarning, match="of 30 of 30 rows") if scale == 1e-155 else contextlib.nullcontext()
+    with underflows:
+        assert 0 < ExactFeatureMap(Linear(), basis=basis).fit(scale * X).error_bound_ < 1e-4
     verified = ExactFeatureMap(Polynomial(3), basis=basis).fit(X).verify(scale * X)
     assert verified.against.relative_error < 1e-13
+
+
+def test_a_map_without_features_warns():
+    with pytest.warns(DkfmWarning, match="is 0 on these rows, so the map has no features; scale"):
+        phi = ExactFeatureMap(Polynomial(9, offset=0.0, scale=1.0)).fit(1e-40 * np.eye(3))
+    assert phi.rank_ == 0
+
+
+@pytest.mark.parametrize("estimator", [KernelPCA, KernelFisher, KernelRidge])
+def test_scores_that_float32_does_not_hold_are_refused(estimator, rng):
+    X = rng.normal(size=(60, 5)).astype(np.float32) * 1000
+    with pytest.raises(KernelError, match=r'float32 does not hold the values of Polynomial.*dtype="float64"'):
+        estimator(kernel=Polynomial(9, scale=1.0)).fit(X, np.arange(60) % 3)
+
+
+def test_components_in_float32_far_from_0_warn(rng):
+    X = rng.normal(size=(300, 5)).astype(np.float32)
+    KernelPCA(3).fit(X)
+    with pytest.warns(DkfmWarning, match="float32 does not hold these scores"):
+        pca = KernelPCA(3).fit(X + 1000)
+    assert 1e-4 < pca.certificate_.error < 1e-2
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_a_remedy_is_one_that_was_not_tried(basis, rng):
+    X = rng.normal(size=(300, 5)) + 1e6 * np.sign(rng.normal(size=(300, 1)))
+    with pytest.warns(DkfmWarning, match="float32 does not hold these features") as told:
+        ExactFeatureMap(Gaussian(0.5), basis=basis, dtype="float32").fit(X)
+    assert ("cholesky" in str(told[0].message)) == (basis != "cholesky")
 
 
 def test_components_whose_rows_float32_makes_equal_warn(rng):

@@ -90,7 +90,7 @@ def fit_discriminants(
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
     measured = certify_discriminants(prepare_scorer(model), data, {**values, **weights}, result.ridge)
-    warn_of_rounding(measured, dtype)
+    warn_of_rounding(measured, model)
     return model, {**values, "certificate": measured}
 
 
@@ -207,7 +207,7 @@ def fit_in_map(
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
     values["mean"] = W @ mean
     measured = certify_discriminants(prepare_scorer(fitted_model), landmarks, values, result.ridge)
-    warn_of_rounding(measured, model.dtype)
+    warn_of_rounding(measured, fitted_model)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
 
 

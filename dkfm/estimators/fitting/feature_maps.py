@@ -17,8 +17,9 @@ from dkfm.estimators.stored.feature_map import certify_map, sample_scorer_and_ke
 from dkfm.estimators.stored.map_records import eigenvalues_or_pivots_name
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.training_data import PrecomputedGram, TrainingData, TrainingRows
+from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
-from dkfm.numerics.certificates import kernel_rounding
+from dkfm.numerics.certificates import certificate, kernel_rounding
 from dkfm.numerics.map_error_bounds import Residuals, bound_errors_by_rank, find_rank_within, rank_in_float32
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root, is_indefinite, replace_zero_lengths, row_lengths
@@ -100,6 +101,7 @@ def fit_map(
         )
     if options.on_indefinite != "clip" and not all_rows:
         _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths, data.indexable_rows.shape[0])
+    _warn_of_underflow(diagonal, len(root.values), data.kernel)
     bounds, rank = _bound_errors_and_rank(
         scorer, data, None if is_sample else diagonal, root, residuals, lengths, options
     )
@@ -111,8 +113,7 @@ def fit_map(
         landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
         scorer = _make_root_scorer(data, landmarks, root)
     mean = None if weights is None else training_statistics.mean_kernel_values(scorer, data.iter_row_tiles(), weights)
-    with np.errstate(over="ignore"):  # values that float32 cannot hold raise below
-        model = _make_model(scorer.model, root, mean, options.basis, dtype)
+    model = _make_model(scorer.model, root, mean, options.basis, dtype)
     del scorer
     max_similarity = float(diagonal.max())
     fitted = _root_arrays(root, options.basis) | ({} if mean is None else {"mean": mean})
@@ -123,17 +124,33 @@ def fit_map(
     scorer = prepare_scorer(model)
     measured = certify_map(scorer, landmarks, mean)
     if not np.isfinite(measured.error):
-        raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
+        raise KernelError(certificate.describe_overflow(dtype, data.kernel))
     on_training = measured if all_rows else fit_certificates.certify_sampled_row_pairs(scorer, visited, mean)
     on_training = on_training.combine(fit_certificates.certify_residuals(residuals, rank, len(diagonal), is_sample))
     measured = on_training if all_rows else measured
     certificates = {"certificate": measured, "training_certificate": on_training}
     bound = None if bounds is None else float(bounds[rank])
     accepts_bound = options.tol is not None or options.rcond is not None or bound == np.inf
-    fit_certificates.warn_of_map_errors(measured, on_training, bound, dtype, accepts_bound, not chosen.all_rows)
+    fit_certificates.warn_of_map_errors(
+        measured, on_training, bound, dtype, options.basis, accepts_bound, not chosen.all_rows
+    )
     if mean is not None:
         fit_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
     return model, {**fitted, **certificates}
+
+
+def _warn_of_underflow(diagonal: Array, rank: int, kernel: Kernel) -> None:
+    """Warn if values k(x, x) of training rows have lost digits by underflow, which no error bound counts, or are 0."""
+    smallest = float(np.finfo(np.float64).tiny)
+    underflowed = int(((diagonal > 0) & (diagonal < smallest)).sum())
+    if underflowed:
+        rows = f"{underflowed:,} of {len(diagonal):,} rows"
+        finding = f"k(x, x) of {rows} is below {smallest:.0e} and has lost digits by underflow"
+    elif not rank:
+        finding = f"{kernel!r} is 0 on these rows, so the map has no features"
+    else:
+        return
+    warnings.warn(f"{finding}; scale the rows or the kernel up.", DkfmWarning, stacklevel=4)
 
 
 def _log_residual_stage(rows: int, data: TrainingData, root: Root) -> None:
@@ -171,8 +188,7 @@ def _bound_errors_and_rank(
     if diagonal is None:
         return None, rank
     if dtype == np.float32:
-        with np.errstate(over="ignore"):  # values that float32 cannot hold raise in `fit_map`
-            cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
+        cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
         kernel_rounding_error = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
     else:
         kernel_rounding_error = kernel_rounding.measure_in_float64(data.kernel, points)
@@ -203,7 +219,7 @@ def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
     if bound > tol:
-        message = f"No rank of this map is within tol = {tol:.3g}: its error bound is {bound:.3g}."
+        message = f"No rank of this map is within tol = {tol:.3g}, but {bound:.3g}: use a larger tol."
         warnings.warn(message, DkfmWarning, stacklevel=4)
 
 
@@ -280,8 +296,12 @@ def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dty
     return cast_model(Model(template.kernel, template.original_landmarks, heads), dtype)
 
 
+@np.errstate(over="ignore")
 def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
-    """Cast a float64 model to another precision; shift its landmarks if the kernel permits and they round less so."""
+    """Cast a float64 model to another precision; shift its landmarks if the kernel permits and they round less so.
+
+    What overflows is infinite, and its certificate is not finite.
+    """
     kernel, points, heads = model.kernel, model.original_landmarks, roots.cast_heads(model.heads, dtype)
     unshifted = Model(kernel, points.astype(dtype, copy=False), heads)
     if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):

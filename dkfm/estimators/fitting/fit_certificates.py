@@ -1,6 +1,6 @@
 """Certify what a fit has found, on its training rows, and warn if it is less exact than its bound or is expected."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ import numpy as np
 
 from dkfm.core import budget, chunking
 from dkfm.core.rows import Array, Rows, estimate_float64s_per_row
-from dkfm.errors import ClusterError
+from dkfm.errors import ClusterError, KernelError
 from dkfm.estimators.fitting.eigenproblem_setup import SMALL_ROWS
 from dkfm.estimators.stored.feature_map import sample_scorer_and_kernel_rows
 from dkfm.execution import lazy_scoring
@@ -37,6 +37,15 @@ from dkfm.storage.model_store import Record
 if TYPE_CHECKING:
     from distributed import Client
 
+MEAN_REMEDY = (
+    "the mean of the features hides their variance: centre the columns of X (another model, unless the kernel is "
+    "translation invariant), or choose another kernel"
+)
+"""What helps where rounding is a large part of centred scores."""
+
+COMPONENT_LIMITS = {"float64": 1e-6, "float32": 1e-4}
+"""Largest error of components, relative to the largest value, without a warning; new rows may err ten times as much."""
+
 
 def certify_sampled_row_pairs(scorer: Scorer, rows: TrainingData, mean: Array | None) -> Certificate:
     """Certify pairs of at most 512 training rows, evenly spread among the given ones."""
@@ -55,6 +64,7 @@ def warn_of_map_errors(
     on_training: Certificate,
     bound: float | None,
     dtype: np.dtype[np.floating],
+    basis: str,
     accepts_bound: bool,
     chosen_landmarks: bool,
 ) -> None:
@@ -68,6 +78,8 @@ def warn_of_map_errors(
         Error bound of pairs with a training row; None if it is not known.
     dtype : dtype
         Dtype of the map.
+    basis : {"symmetric", "spectral", "cholesky"}
+        Basis of the map.
     accepts_bound : bool
         Whether the parameters of the fit accept errors up to the bound: with `tol`, `rcond`, or by clipping.
     chosen_landmarks : bool
@@ -78,9 +90,11 @@ def warn_of_map_errors(
     DkfmWarning
         A certificate exceeds a limit, in units of each pair's own scale.
     """
-    remedy = 'fit with basis="cholesky", choose another kernel, or scale the columns of X'
+    remedy = "choose another kernel, or scale the columns of X"
     if dtype == np.float32:
-        remedy = 'float32 does not hold these features: fit with dtype="float64", or with basis="cholesky"'
+        remedy = f'float32 does not hold these features: fit with dtype="float64", {remedy}'
+    if basis != "cholesky":
+        remedy = f'fit with basis="cholesky"; if that does not help, {remedy}'
     largest = np.inf if bound is None else bound
     limit = largest if accepts_bound else min(largest, certificate.LIMITS[dtype.name])
     stated = "not known" if bound is None else f"{bound:.1e}"
@@ -102,9 +116,8 @@ def warn_of_centring(
     factor = max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
     if factor > 1:
         message = f"The certificate of this map is {measured}, {measured.error * factor:.1e} of the largest"
-        remedy = "centre the columns of X, or choose another kernel"
         message += " after the mean was taken away"
-        certificate.warn_if_error_is_large(measured.error * factor, dtype, message, remedy)
+        certificate.warn_if_error_is_large(measured.error * factor, dtype, message, MEAN_REMEDY)
 
 
 def certify_components(
@@ -122,7 +135,7 @@ def certify_components(
     else:
         with choose_scoring_threads(prepare_scorer(model), "scores", len(weights)) as scorer:
             measured = components.certify_components(scorer, eigenvalues, tiles, weights)
-    warn_of_rounding(measured, model.dtype)
+    warn_of_rounding(measured, model, limits=COMPONENT_LIMITS)
     return measured
 
 
@@ -176,12 +189,32 @@ def _sum_tile_score_products(
 
 
 def warn_of_rounding(
-    score_certificate: Certificate,
-    dtype: np.dtype[np.floating],
-    remedy: str = "the mean of the features hides their variance: centre the columns of X, or choose another kernel",
+    measured: Certificate,
+    model: Model,
+    remedy: str = MEAN_REMEDY,
+    limits: Mapping[str, float] = certificate.LIMITS,
 ) -> None:
-    """Warn if rounding is too large a part of the scores of the training rows, and say what helps."""
-    if dtype == np.float32:
+    """Warn if rounding is too large a part of the scores of the training rows, and say what helps.
+
+    Parameters
+    ----------
+    measured : Certificate
+        Certificate of the scores.
+    model : Model
+        Model that scores.
+    remedy : str
+        What helps a float64 model.
+    limits : mapping of str to float
+        Largest `error` without a warning, by the dtype of the model.
+
+    Raises
+    ------
+    KernelError
+        The dtype does not hold the scores: they are not finite.
+    """
+    if not np.isfinite(measured.error):
+        raise KernelError(certificate.describe_overflow(model.dtype, model.kernel))
+    if model.dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
-    message = f"The certificate of these scores is {score_certificate}"
-    certificate.warn_if_error_is_large(score_certificate.error, dtype, message, remedy)
+    message = f"The certificate of these scores is {measured}"
+    certificate.warn_if_error_is_large(measured.error, model.dtype, message, remedy, limits[model.dtype.name])

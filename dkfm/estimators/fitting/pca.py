@@ -17,7 +17,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting import eigenproblem_setup, out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
-from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
+from dkfm.estimators.fitting.fit_certificates import COMPONENT_LIMITS, warn_of_rounding
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import fit_checkpoints
@@ -303,7 +303,7 @@ def fit_in_map(
         measured = certify_components(scorer, components.eigenvalues, tiles)
     else:
         measured = certify_principal_axes(scorer, components.eigenvalues, tiles, moments.weight)
-    warn_of_rounding(measured, model.dtype)
+    warn_of_rounding(measured, fitted_model, limits=COMPONENT_LIMITS)
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 
 

@@ -286,7 +286,7 @@ def _certify_and_collect_fitted(
         fitted["loo_predictions"] = solution.left_out * scale
     with choose_scoring_threads(prepare_scorer(model), stored.output_head_name, len(solution.fitted_values)) as scorer:
         measured = stored.certify(scorer, landmarks, fitted)
-    warn_of_rounding(measured, model.dtype, _REMEDY)
+    warn_of_rounding(measured, model, _REMEDY)
     return {**fitted, "certificate": measured}
 
 

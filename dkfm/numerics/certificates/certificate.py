@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, UnsupportedStoreError
-from dkfm.kernels.base import evaluate_block
+from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.numerics import training_statistics
 from dkfm.numerics.roots import row_lengths
 from dkfm.numerics.scorer import Scorer
@@ -37,9 +37,10 @@ class Certificate:
         Largest ``|err|`` as a share of the largest ``|k|``: not an absolute error.
     relative_error : float
         Largest ``|err| / sqrt(k(x, x) k(z, z))``, of each pair's own scale: pairs of small self-similarity count as
-        much as large ones.
+        much as large ones. A map also compares rows with sums of all landmarks with random signs, in which the error of
+        any weight shows; their scale is that of the terms, so that it may exceed the error of every pair.
     pairs : int
-        Number of pairs that were compared.
+        Number of comparisons: pairs, and of a map also rows with these sums and rows with themselves.
     sampled_rows : int, optional
         Number of training rows, drawn at random, that were visited; other rows may have larger errors. None if the
         certificate was not restricted to a random sample.
@@ -76,7 +77,10 @@ class Certificate:
         """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ."""
         same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
         if not same:  # a NaN is not
-            raise CertificateError(f"The model measures {self}, and measured {fitted} when it was fitted.")
+            raise CertificateError(
+                f"The model measures {self}, and measured {fitted} when it was fitted: its values have changed; take a "
+                "copy of it that has not, or fit it again."
+            )
 
     def require_error_at_most(self, bound: float) -> None:
         """Raise a CertificateError if `error` exceeds the bound that the numerical rank explains."""
@@ -121,6 +125,12 @@ def warn_if_error_is_large(
     limit = LIMITS[dtype.name] if limit is None else limit
     if not error <= limit:  # a NaN is not
         warnings.warn(f"{finding}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=5)
+
+
+def describe_overflow(dtype: np.dtype[np.floating], kernel: Kernel) -> str:
+    """Return the sentence of an error: a dtype does not hold what a model of this kernel computes on its own rows."""
+    remedy = 'fit with dtype="float64", or scale' if dtype == np.float32 else "scale"
+    return f"{dtype} does not hold the values of {kernel!r} on these rows: {remedy} the rows or the kernel down."
 
 
 def certify_map(

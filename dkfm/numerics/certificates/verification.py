@@ -39,10 +39,13 @@ class Verification:
         median, largest = float(np.median(self.residuals)), float(self.residuals.max())
         limit = "compared with no bound, for this map knows none"
         if self.bound is not None:
-            limit = f"and at most {self.bound:.1e} by their residuals"
+            limit = f"and at most {self.bound:.1e} of the largest by their residuals"
+        residuals = f"residuals k(z, z) - |phi(z)|^2: median {median:.1e}, largest {largest:.1e}, in the units of k"
+        if self.bound == np.inf:
+            limit, residuals = "without a bound", "residuals: none, for the kernel was clipped"
         return (
             f"certificate {self.certificate}\nwith the landmarks: {self.against}\nwith each other: {self.between}, "
-            f"{limit}\nresiduals: {median:.1e} in the middle, {largest:.1e} at most"
+            f"{limit}\n{residuals}"
         )
 
     __repr__ = __str__
