@@ -86,8 +86,7 @@ class KernelPCA(InverseTransformMixin):
     dtype : {"float64", "float32"} or NumPy dtype, default=None
         Precision of the scores; None is that of the training rows. Components are always computed in float64. float32
         halves the cost, keeps components with an eigenvalue above 2e-7 of the largest, as scikit-learn does, and has an
-        error of about 1e-6 of the largest score. It is more for inner-product kernels of rows far from 0; the fit
-        warns where it is above some 1e-3.
+        error of about 1e-6 of the largest score; more, with a warning, for inner-product kernels of rows far from 0.
     tile_rows : int, default=None
         Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
     workspace : path, default=None
