@@ -5,8 +5,9 @@
 Each seed draws rows, a kernel, a basis, a dtype, landmarks and a truncation. The map is compared with kernel values in
 extended precision on pairs of a training row with training rows, and with new rows: like them, tiny, far, beside them,
 and 0. Every 20th map is then climbed: z, and x with a new fit for each step, move where error over bound grows.
-300 maps are drawn by default; some are refused by their kernel or dtype. The last lines have the number of broken bounds,
-and the quartiles of bound over largest error, of the maps and of the climbs; the exit code is 1 if a bound was broken.
+300 maps are drawn by default; some are refused by their kernel or dtype. The last lines have the number of broken
+bounds, and the quartiles of bound over largest error, of the maps and of the climbs; the exit code is 1 if a bound was
+broken.
 A pair of which the features hold nothing errs by its own scale: with a bound of 1, bound over error is then 1.
 """
 

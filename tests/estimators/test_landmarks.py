@@ -48,6 +48,7 @@ def test_the_error_of_a_map_on_chosen_landmarks_is_certified(basis, selector, rn
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* is 0 on these rows:dkfm.errors.DkfmWarning")
 @given(strategies.rows(2, 30), strategies.expressions, st.sampled_from(BASES), st.integers(1, 6))
 @settings(max_examples=40)
 def test_bounds_of_chosen_landmarks_hold_on_any_rows(X, kernel, basis, count):

@@ -87,6 +87,7 @@ def test_more_pivots_than_one_block_of_columns_are_the_same_both_ways(sigma, rng
         (1e-10 * kernels.Gaussian(0.5), np.random.default_rng(0).normal(size=(50, 3)), 50),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* is 0 on these rows:dkfm.errors.DkfmWarning")
 def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
     for found in both(kernel, X):
         assert len(found.row_indices) == rank

@@ -40,7 +40,7 @@ class Verification:
         limit = "compared with no bound, for this map knows none"
         if self.bound is not None:
             limit = f"and at most {self.bound:.1e} of the largest by their residuals"
-        residuals = f"residuals k(z, z) - |phi(z)|^2: median {median:.1e}, largest {largest:.1e}, in the units of k"
+        residuals = f"residuals: k(z, z) - |phi(z)|^2 has the median {median:.1e}, at most {largest:.1e}, in units of k"
         if self.bound == np.inf:
             limit, residuals = "without a bound", "residuals: none, for the kernel was clipped"
         return (
