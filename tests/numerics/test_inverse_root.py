@@ -1,15 +1,20 @@
 """The inverse root: rank, policy for kernels that are not PSD, exactness."""
 
+import tracemalloc
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dkfm import kernels
+from dkfm.core import budget
 from dkfm.errors import DkfmWarning, NotPSDError
 from dkfm.numerics import roots, scorer
 from dkfm.numerics.certificates.certificate import certify_map, sample_evenly
 from dkfm.numerics.eigensolvers import dense
+from dkfm.numerics.kernel_components import ComponentOptions, solve_components_by_eigh
 from dkfm.numerics.model import Model
 from helpers import oracles
 
@@ -26,6 +31,21 @@ def test_eigh_works_in_place_from_the_lower_triangle(rng):
     values, vectors = dense.eigh_in_place(K)
     np.testing.assert_allclose(values, truth, atol=1e-12)
     assert np.shares_memory(vectors, K)
+
+
+@pytest.mark.parametrize("solve", [roots.inverse_root, partial(solve_components_by_eigh, options=ComponentOptions(5))])
+def test_the_matrix_is_freed_before_lapack_takes_its_workspace(solve, rng):
+    n, X = 600, rng.normal(size=(600, 3))
+    solve(gram(kernels.Gaussian(0.2), X[:50]))  # imports
+    tracemalloc.start()
+    try:
+        holder = [gram(kernels.Gaussian(0.2), X)]
+        tracemalloc.reset_peak()
+        solve(holder.pop())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * n * n * (budget.EIGENVECTOR_SQUARES + 0.5)
 
 
 @pytest.mark.slow
