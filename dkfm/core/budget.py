@@ -53,8 +53,8 @@ _PRODUCT_RATE = 7e10
 _CERTIFIED_ROWS = 640
 """Number of landmarks, at most, whose pairs are certified."""
 
-LARGEST_DENSE_N = 32_766
-"""Largest N for LAPACK: divide and conquer needs 1 + 6N + 2N^2 values, counted in 32 bits."""
+LARGEST_DENSE_N = 32_765
+"""Largest N for LAPACK, whose 1 + 6n + 2n^2 values of workspace are counted in 32 bits: a map's root has n = N + 1."""
 
 
 def gram_store_bytes(n: int, tile_rows: int) -> int:

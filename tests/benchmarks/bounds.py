@@ -25,8 +25,12 @@ PI = wide("3.14159265358979323846264338327950288")
 BASES = ("symmetric", "spectral", "cholesky")
 CLIMBED = 20
 
+LARGEST = {dtype: float(np.sqrt(np.finfo(dtype).max)) for dtype in ("float64", "float32")}
+"""Length ``sqrt k(z, z)`` from which on values or features of z may overflow."""
+
 SMALLEST = {dtype: float(np.finfo(dtype).tiny / np.finfo(dtype).eps) for dtype in ("float64", "float32")}
-"""Size below which a kernel value or a feature underflows, which no bound of relative errors counts."""
+"""Size below which a kernel value or a feature underflows, which no bound of relative errors counts. Features of x are
+at most as long as ``sqrt k(x, x)``."""
 
 
 def products(X, Y):
@@ -189,7 +193,9 @@ def ratios(phi, truth, X, Z):
             landmarks = np.asarray(phi.model_.original_landmarks)
             centre = landmarks.mean(axis=0)
             held &= np.abs(Z - centre).max(axis=1) <= np.abs(landmarks - centre).max()
-    return np.nan_to_num(np.where(held & (errors > 0), found, 0.0).astype(np.float64), posinf=0.0)
+        held &= (right < LARGEST[phi.dtype]) & (known.max() * right < LARGEST[phi.dtype] ** 2)
+    found = np.where(np.isnan(found), np.inf, found)  # of an error that is not a number
+    return np.where(held & (errors != 0), found, 0.0).astype(np.float64)
 
 
 def own_lengths(truth, rows):

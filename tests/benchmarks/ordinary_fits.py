@@ -6,7 +6,7 @@ Each seed draws at most ROWS rows, 400 by default, of each of four data sets. Th
 kernels of histograms. A map in each basis, `KernelPCA(5)` and `KernelFisher` are fitted to them, in float64 and
 float32, with each of 20 kernels: 4 x 5 x 2 x 20 = 800 fits. Five seeds are the default. The classes of random rows are
 random, too, which is the hardest case for discriminants. Each warning is a line. The last line has their number; the
-exit code is 1 if one fit in 500 warned, or one in float64.
+exit code is 1 if there is more than one in 500 fits, or one in float64.
 """
 
 import sys

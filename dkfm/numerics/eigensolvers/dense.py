@@ -75,9 +75,14 @@ def eigh_without_spare_row(bordered: Array) -> tuple[Array, Array]:
     Notes
     -----
     The first reflector of LAPACK's reduction to tridiagonal form maps the first column x to a multiple of a unit vector
-    e, and the rounding of the update with it is a multiple of ``v v'``, ``v = x / |x| +- e``: half of it, up to some
-    ``eps lambda_max``, is in the one diagonal entry of e. That was the second row of the matrix, whose error was ten
-    times that of any other (the kernel k2 of the paper, 1,500 images: 1.4e-13 and 2e-14); here it is the spare one.
+    e, and the rounding of the update with it is a multiple of ``v v'``, ``v = x / |x| +- e``. Where x lies along a
+    dominant eigenvector, half of it, up to some ``eps lambda_max``, is in the one diagonal entry of e. That was the
+    second row of the matrix, whose error was ten times that of any other (the kernel k2 of the paper, 1,500 images:
+    1.4e-13 and 2e-14); here it is the spare one. Later reflectors of a matrix with several dominant eigenvectors, or
+    whose first row is orthogonal to the others, still leave such errors in the next rows.
+
+    An eigenvalue that equals that of the spare row, minus the largest diagonal entry, shares its vectors: those of
+    negative eigenvalues are orthonormal without the spare row only where none is.
     """
     values, vectors = eigh_in_place(bordered)
     spare = int(np.abs(vectors[1]).argmax())
