@@ -91,7 +91,7 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
 def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:
     """Return the peak bytes of the driver that fits N rows of d columns.
 
-    The driver holds `squares` (N, N) arrays: the Gram matrix, which LAPACK overwrites with the eigenvectors, and a
+    The driver holds `squares` (N, N) arrays: the Gram matrix or a copy, which LAPACK overwrites with vectors, and a
     workspace of twice its size; or the Gram matrix and its pivoted factor; or the kernel's temporary blocks, where the
     Gram matrix is a single tile. It also holds the landmarks, and what the kernel prepares from them. Tiles that
     threads of the driver compute before that need `gram_task_bytes` each.

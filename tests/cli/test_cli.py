@@ -73,6 +73,10 @@ def test_features_on_landmarks_in_float32_are_fitted_and_described(run):
     assert run("score some test.npy s.zarr").exit_code == 0
     assert dkfm.open_scores("s.zarr").dtype == np.float32
     assert run("fit train.npy other --method features --kernel linear --landmarks uniform").exit_code == 1
+    narrow = "--kernel gaussian --param sigma=0.001 --landmarks uniform --n-landmarks 2"
+    assert run(f"fit train.npy nothing --method features {narrow}").exit_code == 0
+    assert "error bound 1.0e+00 (of 1 or more: it says nothing)" in run("verify nothing").stdout
+    assert "it says nothing" not in run("verify some").stdout
 
 
 def test_features_whose_rows_are_sampled_know_no_bound(run):

@@ -123,6 +123,7 @@ def test_a_clipped_map_says_what_its_certificate_is_and_measures_new_points_with
     assert phi.certificate_.error >= 0.1 * np.abs(P - K).max() / largest > 1e-3
     assert found.against.error > 1e-3
     assert found.bound == np.inf
+    assert "without a bound\nresiduals: none, for the kernel was clipped" in str(found)
 
 
 def test_a_clipped_precomputed_kernel_is_not_measured_against_what_was_left_of_it():

@@ -219,7 +219,7 @@ def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
     if bound > tol:
-        message = f"No rank of this map is within tol = {tol:.3g}, but {bound:.3g}: use a larger tol."
+        message = f"No rank of this map is within tol = {tol:.3g}: the least error bound is {bound:.3g}."
         warnings.warn(message, DkfmWarning, stacklevel=4)
 
 

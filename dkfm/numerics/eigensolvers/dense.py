@@ -81,8 +81,8 @@ def eigh_without_spare_row(bordered: Array) -> tuple[Array, Array]:
     1.4e-13 and 2e-14); here it is the spare one. Later reflectors of a matrix with several dominant eigenvectors, or
     whose first row is orthogonal to the others, still leave such errors in the next rows.
 
-    An eigenvalue that equals that of the spare row, minus the largest diagonal entry, shares its vectors: those of
-    negative eigenvalues are orthonormal without the spare row only where none is.
+    If a negative eigenvalue equals that of the spare row, minus the largest diagonal entry, its vectors mix with that
+    row's, and are not orthonormal without it. Vectors of other eigenvalues are.
     """
     values, vectors = eigh_in_place(bordered)
     spare = int(np.abs(vectors[1]).argmax())
