@@ -319,15 +319,16 @@ def compute_driver_gram(
 ) -> Array:
     """Return the Gram matrix in this process's memory, in Fortran order; only its lower triangle is meaningful.
 
-    A matrix of one tile is computed directly. A larger one is computed on threads of this process, or, with a client or
-    a workspace, by `build_gram` on disk. In a workspace its name is derived from kernel and rows, so that another fit
-    finds it. Without a workspace, or with a kernel that is a Python function, the store is temporary.
+    A matrix of few rows is computed directly, and a larger one on threads of this process. With a client or a workspace
+    one of several tiles is built on disk: in a workspace, under a name derived from kernel and rows, so that another
+    fit finds it; temporarily without one, or for a kernel that is a Python function.
     """
-    if X.shape[0] <= checked_tile_rows(tile_rows):
+    n, limit, is_cluster = X.shape[0], checked_tile_rows(tile_rows), find_client(client) is not None
+    if n <= min(limit, _MEMORY_TILE_ROWS) or (n <= limit and is_cluster):
         log_gram(X, 1, "in memory")
         return evaluate_block(kernel, X, X).T
-    if not stores_gram(kernel, X.shape[0], tile_rows, workspace, find_client(client) is not None):
-        return _compute_in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
+    if not stores_gram(kernel, n, tile_rows, workspace, is_cluster):
+        return _compute_in_memory(kernel, X, min(limit, _MEMORY_TILE_ROWS), progress)
     with build_stored_gram(
         kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress
     ) as stored:

@@ -148,7 +148,7 @@ def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monke
     easy, hard = rng.normal(size=(9000, 2)), rng.normal(size=(9000, 40))
     np.save(tmp_path / "x.npy", hard)
     pca_ = dkfm.KernelPCA(5, kernel=kernels.Gaussian(6.0))
-    assert dkfm.plan_fit(pca_, hard).seconds > 1.2 * dkfm.plan_fit(pca_, (9000, 40)).seconds
+    assert dkfm.plan_fit(pca_, hard).seconds > 1.1 * dkfm.plan_fit(pca_, (9000, 40)).seconds
     assert dkfm.plan_fit(pca_, easy).seconds < dkfm.plan_fit(pca_, (9000, 2)).seconds
     assert "products" in dkfm.plan_fit(pca_, tmp_path / "x.npy").road
 

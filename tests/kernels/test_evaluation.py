@@ -12,6 +12,7 @@ from dkfm import kernels
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels import serialization
 from dkfm.kernels.pairwise import columnwise_sums
+from dkfm.kernels.pairwise.block_operations import mirror_lower
 from helpers import oracles
 from helpers.kernel_cases import HISTOGRAMS, SIGNED
 
@@ -221,3 +222,12 @@ def test_the_papers_k1_is_one_line(mnist_247):
     X = mnist_247[:20]
     truth = (X @ X.T / 784) ** 9
     np.testing.assert_allclose(kernels.Polynomial(9, scale=1 / 784)(X), truth, rtol=1e-13)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 200])
+def test_the_lower_triangle_is_mirrored_bit_for_bit(n, order, rng):
+    K = np.array(rng.choice([0.0, -0.0, np.nan, np.inf, 1.5], (n, n)), order=order)
+    expected = np.where(np.tri(n, dtype=bool), K, K.T)
+    mirror_lower(K)
+    np.testing.assert_array_equal(K.view(np.int64), np.ascontiguousarray(expected).view(np.int64))

@@ -20,6 +20,7 @@ from dkfm.estimators.stored.discriminants import certify_discriminants
 from dkfm.execution import memory, progress
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
+from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
 from dkfm.gram.linear_systems.solver import SystemSolver
@@ -89,7 +90,8 @@ def fit_discriminants(
     model = cast_model(Model(data.kernel, data.indexable_rows, heads), dtype)
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
-    measured = certify_discriminants(prepare_scorer(model), data, {**values, **weights}, result.ridge)
+    with choose_scoring_threads(prepare_scorer(model), "scores", len(classes.weights)) as scorer:
+        measured = certify_discriminants(scorer, data, {**values, **weights}, result.ridge)
     warn_of_rounding(measured, model)
     return model, {**values, "certificate": measured}
 

@@ -75,23 +75,23 @@ def certify_discriminants(
     means, priors = cast("Array", fitted["means"]), cast("Array", fitted["priors"])
     count = scorer.model.head("scores").n_columns
     combinations, constants = fisher.decision_functions(means, priors)
-    worst, longest = Certificate(0.0, 0.0, 0), 1 / ridge if ridge > 0 else 0.0
-    if len(combinations) and "squares" in fitted:
-        longest = float(cast("Array", fitted["squares"]).diagonal().max())
-    for name, T, b in (
-        ("scores", np.eye(len(combinations))[:, :count], np.zeros(count)),
-        ("decision_function", combinations, constants),
-    ):
-        tiles = landmarks.iter_row_tiles()
-        if "codes" in fitted:
-            codes = cast("Indices", fitted["codes"])
-            weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
-            indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_columns()
-            expected = T.T @ T, means @ T - b
-            measured = discriminants.certify_discriminants(scorer, name, tiles, indicators, expected, ridge)
-        else:
-            products = T.T @ cast("Array", fitted["squares"]) @ T
-            mean = cast("Array", fitted["mean"])
-            measured = discriminants.certify_direction_products(scorer, name, tiles, products, mean, b, longest)
+    heads = {
+        "scores": (np.eye(len(combinations))[:, :count], np.zeros(count)),
+        "decision_function": (combinations, constants),
+    }
+    if "codes" in fitted:
+        codes = cast("Indices", fitted["codes"])
+        weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
+        indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_columns()
+        expected = {name: (T.T @ T, means @ T - b) for name, (T, b) in heads.items()}
+        return discriminants.certify_discriminants(scorer, landmarks.iter_row_tiles(), indicators, expected, ridge)
+    squares, mean = cast("Array", fitted["squares"]), cast("Array", fitted["mean"])
+    longest = 1 / ridge if ridge > 0 else 0.0
+    if len(combinations):
+        longest = float(squares.diagonal().max())
+    worst = Certificate(0.0, 0.0, 0)
+    for name, (T, b) in heads.items():
+        tiles, products = landmarks.iter_row_tiles(), T.T @ squares @ T
+        measured = discriminants.certify_direction_products(scorer, name, tiles, products, mean, b, longest)
         worst = worst.combine(measured)
     return worst

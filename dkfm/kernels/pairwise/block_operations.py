@@ -192,12 +192,14 @@ def _exponentiate_nonzero(part: Array) -> None:
         bits &= kept
 
 
+_MIRRORED_COLUMNS = 64
+"""Columns whose lower part is copied to the rows above at a time: their cache lines stay in the processor's cache."""
+
+
 def mirror_lower(K: Array) -> None:
-    """Copy the lower triangle of a square matrix onto its upper triangle, in place, tile by tile."""
-    step = 512
-    for a in range(0, len(K), step):
-        corner = K[a : a + step, a : a + step]
-        upper = np.triu_indices(len(corner), 1)
-        corner[upper] = corner.T[upper]
-        for b in range(0, a, step):
-            K[b : b + step, a : a + step] = K[a : a + step, b : b + step].T
+    """Copy the lower triangle of a square matrix onto its upper triangle, in place, some columns at a time."""
+    above = np.triu(np.ones((_MIRRORED_COLUMNS, _MIRRORED_COLUMNS), np.bool_), 1)
+    for part in row_slices(len(K), _MIRRORED_COLUMNS):
+        corner = K[part, part]
+        corner[:] = np.where(above[: len(corner), : len(corner)], corner.T, corner)
+        K[part, part.stop :] = K[part.stop :, part].T

@@ -1,7 +1,8 @@
 """Certify discriminants: compare the covariances and the means of their outputs with those that define them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
@@ -14,7 +15,11 @@ from dkfm.numerics.scorer import Scorer
 
 
 def certify_discriminants(
-    score: Scorer, name: str, tiles: Iterable[Rows], indicators: Array, expected: tuple[Array, Array], ridge: float
+    score: Scorer,
+    tiles: Iterable[Rows],
+    indicators: Array,
+    expected: Mapping[str, tuple[Array, Array]],
+    ridge: float,
 ) -> Certificate:
     """Compare the covariance within the classes, and the class means, of the training outputs with T'T and M.
 
@@ -22,37 +27,53 @@ def certify_discriminants(
     ----------
     score : Scorer
         A prepared model.
-    name : str
-        Name of a head of combinations T (q, p) of discriminants; its link is left out.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All training rows, as the model scores them.
     indicators : ndarray of shape (N, C)
         Weight of each row in the column of its class, and 0 elsewhere.
-    expected : tuple of ndarray of shape (p, p), ndarray of shape (C, p)
-        T'T, which is the sum of the covariance and of ``ridge b'Kb`` for the weights b; and the class means M.
+    expected : mapping of str to tuple of ndarray of shape (p, p), ndarray of shape (C, p)
+        For the name of each head of combinations T (q, p) of discriminants, whose link is left out: T'T, which is the
+        sum of the covariance and of ``ridge b'Kb`` for the weights b; and the class means M.
     ridge : float
         Ridge ``lambda`` of the discriminants.
     """
-    head, (products, class_means), start = _get_head_without_link(score, name), expected, 0
-    offset, p = _get_offset_or_zeros(head), head.n_columns
-    if not p:
-        return Certificate(0.0, 0.0, 0)
-    sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
-    scored = replace(score, model=replace(score.model, heads={name: head}))
-    for tile in tiles:
-        S = scored(name, tile).astype(np.float64)
-        rows = slice(start, start + len(S))
-        sums += indicators[rows].T @ S
-        second += (S * indicators[rows].sum(axis=1, keepdims=True)).T @ S
-        squares += head.weights[rows, :p].T @ (S + offset)
+    heads = {name: head for name in expected if (head := _get_head_without_link(score, name)).n_columns}
+    found, start = {name: _OutputSums(head, indicators.shape[1]) for name, head in heads.items()}, 0
+    scored = replace(score, model=replace(score.model, heads=heads))
+    for tile in tiles if heads else ():
+        rows = slice(start, start + tile.shape[0])
+        for name, outputs in scored.score_heads(heads, tile).items():
+            found[name].add(outputs.astype(np.float64), rows, indicators[rows])
         start = rows.stop
     sizes = indicators.sum(axis=0)
-    means = sums / sizes[:, np.newaxis]
-    within = (second - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
-    lengths = np.sqrt(np.square(class_means).max(axis=0) + products.diagonal())
-    found = certify_block(within + ridge * squares, products, lengths, lengths)
-    unit = float(lengths.max())
-    return found.combine(certify_block(unit * means, unit * class_means, np.full(len(sizes), unit), lengths))
+    measured = [sums.compare(*expected[name], sizes, ridge) for name, sums in found.items()]
+    return reduce(Certificate.combine, measured, Certificate(0.0, 0.0, 0))
+
+
+class _OutputSums:
+    """Sums over the training rows of the outputs of a head, for classes of some number."""
+
+    def __init__(self, head: Head, classes: int) -> None:
+        p = head.n_columns
+        self._head = head
+        self._of_classes, self._second_moments, self._with_weights = (np.zeros((m, p)) for m in (classes, p, p))
+
+    def add(self, outputs: Array, rows: slice, indicators: Array) -> None:
+        """Add the outputs (n, p) of the training rows `rows`, whose weights in the classes are `indicators` (n, C)."""
+        self._of_classes += indicators.T @ outputs
+        self._second_moments += (outputs * indicators.sum(axis=1, keepdims=True)).T @ outputs
+        self._with_weights += self._head.weights[rows, : self._head.n_columns].T @ (
+            outputs + _get_offset_or_zeros(self._head)
+        )
+
+    def compare(self, products: Array, class_means: Array, sizes: Array, ridge: float) -> Certificate:
+        """Compare what the sums give with T'T (p, p) and the class means (C, p); `sizes` (C,) are those of classes."""
+        means = self._of_classes / sizes[:, np.newaxis]
+        within = (self._second_moments - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
+        lengths = np.sqrt(np.square(class_means).max(axis=0) + products.diagonal())
+        found = certify_block(within + ridge * self._with_weights, products, lengths, lengths)
+        unit = float(lengths.max())
+        return found.combine(certify_block(unit * means, unit * class_means, np.full(len(sizes), unit), lengths))
 
 
 def certify_direction_products(
@@ -69,7 +90,7 @@ def certify_direction_products(
     Parameters
     ----------
     score, name
-        As in `certify_discriminants`.
+        A prepared model, and the name of a head, whose link is left out.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     products : ndarray of shape (p, p)

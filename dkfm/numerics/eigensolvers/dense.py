@@ -155,7 +155,8 @@ def _apply_reflectors(reduced: Array, tau: Array, vectors: Array) -> Array:
     """Return the eigenvectors of a matrix from those of its tridiagonal form, by the reflectors that led to it."""
     from scipy.linalg import lapack
 
-    result: Array = np.array(vectors, order="F")
-    lwork = _WORK_COLUMNS * vectors.shape[1]
-    result[1:] = lapack.dormqr("L", "N", reduced[1:, :-1], tau, result[1:], lwork=lwork)[0]
-    return result
+    n, q = vectors.shape
+    # The columns that begin in the second row; each ends with an entry of the next one, which is not read.
+    columns = reduced.ravel(order="F")[1 : 1 + n * (n - 1)].reshape(n, n - 1, order="F")
+    product = lapack.dormqr("L", "N", columns, tau, vectors[1:], lwork=_WORK_COLUMNS * q)[0]
+    return np.concatenate([vectors[:1], product])

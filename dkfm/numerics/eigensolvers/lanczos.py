@@ -36,8 +36,11 @@ _BASIS_BLOCKS = 4
 _FIRST_TEST = 6
 """Number of products before the first convergence test."""
 
-_TEST_GROWTH = 1.2
-"""Factor by which the number of products grows from one convergence test to the next, if tests are not cheap."""
+_TEST_GROWTH = 1.5
+"""Largest factor by which the number of products grows from one convergence test to the next."""
+
+_FORETOLD_SHARE = 0.7
+"""Share of the products that seem to be left after which to test again: the residual falls faster than at first."""
 
 _TEST_SHARE = 1 / 16
 """Share of a product's multiplications up to which a convergence test is cheap, so that one follows each product."""
@@ -223,6 +226,19 @@ def _orthonormalize(block: Array) -> tuple[Array, Array]:
     return block @ np.linalg.inv(lower).T, lower.T
 
 
+def _choose_next_test(products: int, missing: float, total: float) -> int:
+    """Return after how many products to test again, from how fast the residual has fallen so far.
+
+    The residual is `missing` times its limit after some products, and was about `total` times it before the first.
+
+    >>> _choose_next_test(6, 1e8, 1e15), _choose_next_test(9, 1e6, 1e15), _choose_next_test(12, 2.0, 1e15)
+    (9, 13, 13)
+    """
+    missing = max(missing, 1.0)
+    left = products * np.log(missing) / np.log(max(total / missing, 1.1))
+    return max(products + 1, int(min(products + _FORETOLD_SHARE * left, _TEST_GROWTH * products)))
+
+
 def largest_eigenpairs(
     multiply: Multiply,
     start: Array,
@@ -275,8 +291,6 @@ def largest_eigenpairs(
         exhausted = np.abs(triangle).max() <= _EPS * np.abs(space.projected).max()  # the basis spans the range
         if products < min(next_test, max_products) and not full and not exhausted:
             continue
-        is_cheap = 10 * space.count**3 <= _TEST_SHARE * n * n * p
-        next_test = products + 1 if is_cheap else max(products + 1, int(_TEST_GROWTH * products))
         values, vectors = space.compute_ritz_pairs()
         lowest = min(lowest, float(values[0]))
         # The next block is orthogonal to the basis, so these are the lengths of A v - value v.
@@ -288,6 +302,10 @@ def largest_eigenpairs(
         if converged or products == max_products:
             eigenvectors = space.basis[:, : space.count] @ vectors[:, best][:, ::-1]
             return EigenPairs(values[best][::-1], eigenvectors, residuals[best][::-1], lowest, products, converged)
+        is_cheap = 10 * space.count**3 <= _TEST_SHARE * n * n * p
+        next_test = products + 1
+        if not is_cheap:
+            next_test = _choose_next_test(products, float((residuals[best] / limits).max()), values[-1] / rounding)
         if full:
             kept = slice(space.count - max(q + p, capacity // 2), None)
             space.restart(values[kept], vectors[:, kept])
