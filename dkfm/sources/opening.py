@@ -1,11 +1,10 @@
 """Open a source for an array, a data frame, a path or a URL, by its format."""
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import zarr
 
 from dkfm.core.frames import column_names, convert_container, has_range_columns, is_dask_collection
 from dkfm.core.rows import as_float64, as_rows_allow_nonfinite
@@ -68,10 +67,18 @@ def open_source(
     requested = fitted_columns if columns is None else columns
     if isinstance(data, str | os.PathLike):
         return _open_location(locate(data), requested, columns, id_column)
-    if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
+    if (path := _find_local_zarr_path(data)) is not None:
         _require_no_columns(name, columns, id_column)
-        return open_zarr(Path(data.store.root) / data.path)
+        return open_zarr(path)
     return _open_memory(convert_container(data), name, requested, columns, id_column, fitted_columns)
+
+
+def _find_local_zarr_path(data: object) -> Path | None:
+    """Return the path of a zarr.Array on this file system; None if data are something else."""
+    zarr = sys.modules.get("zarr")  # whoever has such an array has imported it
+    if zarr is None or not isinstance(data, zarr.Array) or not hasattr(data.store, "root"):
+        return None
+    return Path(str(data.store.root)) / str(data.path)
 
 
 def _open_location(

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import zarr
-from zarr.storage import FsspecStore, StorePath
 
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmError, InvalidInputError, extract_reason
@@ -22,7 +20,7 @@ from dkfm.files.location import Location, join
 from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import CsrRows, DenseRows
-from dkfm.storage import bounded_chunks, csr, json_reading, store_metadata
+from dkfm.storage import csr, json_reading, store_metadata
 from dkfm.storage.raw_chunk_reader import RawArray
 
 _METADATA = "zarr.json"
@@ -83,9 +81,11 @@ class ZarrSource(_ZarrRows):
         path = cast("Path", self.location)
         try:
             values = None if self.uncompressed_array is None else self.uncompressed_array.read(rows)
-            return chunk_cache.as_float(
-                bounded_chunks.read_bounded(path, rows) if values is None else values, self.keep_float32
-            )
+            if values is None:
+                from dkfm.storage.bounded_chunks import read_bounded  # imports zarr
+
+                values = read_bounded(path, rows)
+            return chunk_cache.as_float(values, self.keep_float32)
         except DkfmError:
             raise
         except Exception as error:  # decoders raise many classes for invalid bytes
@@ -148,12 +148,16 @@ def _read_remote_metadata(remote: Remote) -> dict[str, object]:
 
 def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) -> np.ndarray:
     """Return some rows of an array in its dtype; a missing chunk has the fill value."""
+    import zarr
     from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+    from zarr.storage import FsspecStore, StorePath
+
+    from dkfm.storage.bounded_chunks import metadata_with_bounded_codecs
 
     with remote.open_filesystem("read") as (files, path):
         # Share the connection, because an asynchronous one that Zarr opens would never be closed.
         chunks = FsspecStore(AsyncFileSystemWrapper(files, asynchronous=True), read_only=True, path=path)
-        array = zarr.Array(zarr.AsyncArray(bounded_chunks.metadata_with_bounded_codecs(metadata), StorePath(chunks)))
+        array = zarr.Array(zarr.AsyncArray(metadata_with_bounded_codecs(metadata), StorePath(chunks)))
         try:
             return np.asarray(fsspec_access.retry(files, lambda: array[rows]))
         except (ValueError, RuntimeError, TypeError, EOFError, zlib.error) as error:  # invalid bytes of a chunk

@@ -1,14 +1,17 @@
 """Write CSR rows to a store as three arrays, read any slice of them, and bound the memory of a slice."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
 from dkfm.core.rows import Array, Sparse, build_csr_rows
 from dkfm.errors import UnsupportedStoreError, extract_reason
-from dkfm.storage import store_metadata, zarr_store
+from dkfm.storage import raw_chunk_reader, store_metadata, zarr_store
+
+if TYPE_CHECKING:
+    import zarr
 
 _PARTS = ("data", "indices", "indptr")
 _CHUNK_LENGTH = 2**20
@@ -21,7 +24,7 @@ def array_names(name: str) -> list[str]:
     return [f"{name}.{part}" for part in _PARTS]
 
 
-def write_csr(group: zarr.Group, name: str, rows: Sparse) -> None:
+def write_csr(group: "zarr.Group", name: str, rows: Sparse) -> None:
     """Add CSR rows to a store that is being written."""
     for array, values in zip(array_names(name), (rows.data, rows.indices, rows.indptr), strict=True):
         dtype = "float64" if values is rows.data else "int64"
@@ -38,16 +41,20 @@ def read_csr(root: Path, name: str, columns: int, row_slice: slice | None = None
         The arrays are not valid CSR rows.
     """
     fault = f"The arrays {name}.* of {root} do not make rows"
-    data, indices, indptr = (zarr_store.open_array(root, array) for array in array_names(name))
-    if any(array.ndim != 1 for array in (data, indices, indptr)) or indptr.shape[0] < 2:
+    data, indices, indptr = paths = [root / array for array in array_names(name)]
+    shapes = [store_metadata.read_array_info(path).shape for path in paths]
+    if any(len(shape) != 1 for shape in shapes) or shapes[2][0] < 2:
         raise UnsupportedStoreError(f"{fault}.")
-    selected = slice(0, indptr.shape[0] - 1) if row_slice is None else row_slice
+    selected = slice(0, shapes[2][0] - 1) if row_slice is None else row_slice
     try:
-        pointers = np.asarray(indptr[selected.start : selected.stop + 1], dtype=np.int64)
+        bounds = slice(selected.start, selected.stop + 1)
+        pointers = raw_chunk_reader.read_own_array(indptr, (bounds,)).astype(np.int64, copy=False)
         if len(pointers) != selected.stop - selected.start + 1:
             raise UnsupportedStoreError(f"{fault}.")
-        span = value_slice(pointers, data.shape[0])
-        return assemble_csr(pointers, np.asarray(data[span]), np.asarray(indices[span]), columns)
+        span = (value_slice(pointers, shapes[0][0]),)
+        values = cast("Array", raw_chunk_reader.read_own_array(data, span))
+        numbers = cast("npt.NDArray[np.integer]", raw_chunk_reader.read_own_array(indices, span))
+        return assemble_csr(pointers, values, numbers, columns)
     except (ValueError, RuntimeError, OSError) as error:
         raise UnsupportedStoreError(f"{fault}: {extract_reason(error)}.") from None
 

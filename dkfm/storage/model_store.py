@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, iter_weight_panels
-from dkfm.storage import csr, json_reading, store_metadata, zarr_store
+from dkfm.storage import csr, json_reading, raw_chunk_reader, store_metadata, zarr_store
 from dkfm.storage.streamed_weights import CHUNK_BYTES, count_columns_within, open_weights
 
 _PARALLEL_FILES = 4
@@ -254,7 +254,7 @@ def _read_record(
             if streamed and triangular is not None and len(info.shape) == 2:
                 stored[key] = open_weights(path, digest, name, info, triangular is True)
             else:
-                stored[key] = np.asarray(zarr_store.open_array(path, name)[...])
+                stored[key] = cast("Array", raw_chunk_reader.read_own_array(path / name))
         return stored[key]
 
     landmarks = _read_landmarks(path, attributes, array)

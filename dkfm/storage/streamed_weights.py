@@ -8,7 +8,7 @@ import numpy as np
 
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError
-from dkfm.storage import store_metadata, zarr_store
+from dkfm.storage import raw_chunk_reader, store_metadata
 
 CHUNK_BYTES = 2**22
 """Largest chunk of an array of a model, in bytes, unless one row or one column is larger."""
@@ -48,11 +48,13 @@ class _ZarrWeights:
         rows, columns = index
         self._require_unchanged()
         try:
-            values = np.asarray(zarr_store.open_array(self.path, self.name)[:, columns])
-        except (ValueError, RuntimeError, OSError) as error:
+            values = cast("Array", raw_chunk_reader.read_own_array(self.path / self.name, (slice(None), columns)))
+        except FileNotFoundError:
+            raise DamagedStoreError(f"A part of the weights of {self.path} is gone.") from None
+        except (ValueError, OSError) as error:
             raise DamagedStoreError(f"The weights of {self.path} cannot be read: {error}") from None
-        if not np.isfinite(values).all():  # a missing chunk reads as NaN
-            raise DamagedStoreError(f"The weights of {self.path} are not finite, or a part of them is gone.")
+        if not np.isfinite(values).all():
+            raise DamagedStoreError(f"The weights of {self.path} are not finite.")
         if self.triangular and (values[columns.stop :].any() or np.tril(values[columns], -1).any()):
             raise UnsupportedStoreError("A head's weights are said to be triangular, and are not.")
         self._require_unchanged()

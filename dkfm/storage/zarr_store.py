@@ -1,6 +1,7 @@
 """Create stores atomically: each is written to a hidden folder beside its path and renamed; the marker is written last.
 
-Every array is chunked Zarr version 3 with a checksum in each chunk and a fill value that no valid value equals.
+Every array is chunked Zarr version 3 with a checksum in each chunk and a fill value that no valid value equals. Zarr is
+imported in the functions that call it, because a job reads its model and writes its scores without it.
 """
 
 import errno
@@ -15,10 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.codecs import BytesCodec, Crc32cCodec, VLenUTF8Codec
-from zarr.core.buffer import Buffer
-from zarr.storage import MemoryStore
 
 from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, extract_reason
 from dkfm.files import local, temporary_folders
@@ -26,6 +23,7 @@ from dkfm.files.local import new_file, sync_folder, translate_write_errors
 from dkfm.storage import array_metadata_checks, own_files, store_metadata
 
 if TYPE_CHECKING:
+    import zarr
     from zarr.core.metadata import ArrayV3Metadata
 
 Json = Mapping[str, object]
@@ -35,7 +33,7 @@ ZarrArray: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 @contextmanager
 def new_store(
     path: Path, kind: str, attributes: Json, arrays: Iterable[str], *, overwrite: bool = False
-) -> Iterator[zarr.Group]:
+) -> Iterator["zarr.Group"]:
     """Create a store beside its path, sync it to disk, and rename it to the path when the context ends.
 
     An earlier store is first renamed to a hidden name. After a failure, it is back at the path. After a kill, the path
@@ -62,6 +60,8 @@ def new_store(
     StoreError
         The file system refuses to write.
     """
+    import zarr
+
     own = {**attributes, "kind": kind, "version": store_metadata.VERSIONS[kind], "arrays": sorted(arrays)}
     json.dumps(own)  # raises before anything is changed if it cannot be written
     with new_store_folder(path, kind, overwrite=overwrite) as partial:
@@ -202,7 +202,7 @@ def _try_remove_renamed_store(aside: Path, attrs: Json) -> None:
 
 
 def add_array(
-    group: zarr.Group,
+    group: "zarr.Group",
     name: str,
     shape: tuple[int, ...],
     chunks: tuple[int, ...],
@@ -210,6 +210,8 @@ def add_array(
     dimension_names: tuple[str, ...] | None = None,
 ) -> ZarrArray:
     """Add an array in dkfm's layout: crc32c, no compression, every chunk written, and the fill value of its dtype."""
+    from zarr.codecs import BytesCodec, Crc32cCodec, VLenUTF8Codec
+
     array: ZarrArray = group.create_array(
         name,
         shape=shape,
@@ -229,10 +231,23 @@ def add_array(
 def encode_array_metadata(
     shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, dimension_names: tuple[str, ...]
 ) -> bytes:
-    """Return the content of ``zarr.json`` for an array of `add_array`; it takes a twentieth of a small job."""
-    memory: dict[str, Buffer] = {}
-    add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype, dimension_names)
-    return memory["array/zarr.json"].to_bytes()
+    """Return the content of ``zarr.json`` for an array of `add_array`."""
+    fill = fill_value(dtype)
+    codec, settings = ("vlen-utf8", {}) if dtype == "string" else ("bytes", {"endian": "little"})
+    metadata = {
+        "shape": shape,
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": "NaN" if isinstance(fill, float) else fill,
+        "codecs": [{"name": codec, "configuration": settings}, {"name": "crc32c"}],
+        "attributes": {},
+        "dimension_names": dimension_names,
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
+    return json.dumps(metadata, indent=2).encode()
 
 
 def fill_value(dtype: str) -> float | str:
@@ -244,6 +259,8 @@ def fill_value(dtype: str) -> float | str:
 
 def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
     """Check the metadata of an array of a store, and open it; chunks that hold only fill values are written too."""
+    import zarr
+
     store_metadata.read_array_info(path / name)
     array: ZarrArray = zarr.open_array(path / name, mode="r" if mode == "r" else "r+", zarr_format=3)
     # The same as Array.with_config, which only later versions of Zarr have.

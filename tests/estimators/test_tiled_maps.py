@@ -19,7 +19,7 @@ from dkfm.core import cpus
 from dkfm.errors import DkfmError, DkfmWarning, InvalidInputError, NotPSDError, NotSupportedError, StoreError
 from dkfm.execution import lazy_scoring
 from dkfm.gram import product_costs
-from dkfm.storage import model_store, streamed_weights, zarr_store
+from dkfm.storage import model_store, streamed_weights
 
 KERNELS = [kernels.Gaussian(0.7), kernels.Laplacian(1.0), kernels.Gaussian(1.0) + 0.5 * kernels.Polynomial(2)]
 
@@ -82,8 +82,10 @@ def test_a_tiled_map_is_saved_scored_in_jobs_and_found_again(rng, tmp_path, monk
     np.testing.assert_allclose(np.asarray(dkfm.open_scores(tmp_path / "scores.zarr")), features, rtol=0, atol=1e-11)
     monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0)
     lazy = phi.transform(da.from_array(Z, chunks=(70, 3)))
-    reads, real = [], zarr_store.open_array
-    monkeypatch.setattr(zarr_store, "open_array", lambda path, name: reads.append(name) or real(path, name))
+    reads, real = [], raw_chunk_reader.read_own_array
+    monkeypatch.setattr(
+        raw_chunk_reader, "read_own_array", lambda path, part=(): reads.append(path.name) or real(path, part)
+    )
     np.testing.assert_allclose(lazy.compute(scheduler="sync"), features, rtol=0, atol=1e-11)
     assert sum(name.startswith("head.") for name in reads) >= 9  # 30 columns at a time, for three blocks of rows
     again = pickle.loads(pickle.dumps(phi))  # the arrays of the estimator refer to the workspace

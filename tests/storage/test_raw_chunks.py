@@ -11,7 +11,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources.opening import open_source
-from dkfm.storage import bounded_chunks, store_metadata
+from dkfm.storage import bounded_chunks, raw_chunk_reader, store_metadata, zarr_store
 
 DTYPES = ["float64", "float32", "int64", "uint16", "uint8", "bool"]
 
@@ -130,3 +130,30 @@ def test_an_array_that_was_made_anew_since_it_was_opened_is_left_to_zarr(tmp_pat
     counted = np.arange(32).reshape(8, 4)
     stored(tmp_path / "x.zarr", counted, (8, 4), compressors=None, overwrite=True)[...] = counted
     np.testing.assert_array_equal(source.read(slice(0, 8)), counted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_part_of_an_array_of_ours_reads_as_zarr_reads_it(tmp_path_factory, data):
+    shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=2)))
+    chunks = tuple(data.draw(st.integers(1, max(1, length))) for length in shape)
+    dtype = data.draw(st.sampled_from(["float64", "float32", "int64"]))
+    values = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+    root = tmp_path_factory.mktemp("own") / "x.zarr"
+    array = zarr_store.add_array(zarr.create_group(root, zarr_format=3), "x", shape, chunks, dtype)
+    array[...] = values
+    bounds = [sorted(data.draw(st.tuples(st.integers(0, n + 2), st.integers(0, n + 2)))) for n in shape]
+    part = tuple(slice(*both) for both in bounds)
+    for selection in ((), part):
+        read = raw_chunk_reader.read_own_array(root / "x", selection)
+        assert read.dtype == dtype
+        np.testing.assert_array_equal(read, array[selection or ...])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "string"])
+@pytest.mark.parametrize(("shape", "chunks"), [((1000, 20), (100, 20)), ((7,), (3,)), ((0, 3), (1, 3))])
+def test_the_metadata_of_an_array_are_what_zarr_would_write(tmp_path, dtype, shape, chunks):
+    names = ("row", "scores_column")[: len(shape)]
+    zarr_store.add_array(zarr.create_group(tmp_path / "x", zarr_format=3), "a", shape, chunks, dtype, names)
+    written = zarr_store.encode_array_metadata(shape, chunks, dtype, names)
+    assert json.loads(written) == json.loads((tmp_path / "x" / "a" / "zarr.json").read_text())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,8 +127,6 @@ def test_a_store_of_another_kind_is_refused(rows, tmp_path):
 
 @pytest.mark.parametrize("name", ["missing", "empty", "foreign"])
 def test_what_is_no_store_is_refused(name, tmp_path):
-    import zarr
-
     (tmp_path / "empty").mkdir()
     zarr.create_group(tmp_path / "foreign", attributes={"mine": True})
     with pytest.raises(StoreError):
@@ -293,7 +292,7 @@ def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows,
             honest = Path.rename
             failing.setattr(Path, "rename", lambda p, to: fail() if p.suffix == ".partial" else honest(p, to))
         else:
-            failing.setattr({"create_group": zarr_store.zarr, "sync_tree": local}.get(moment, zarr_store), moment, fail)
+            failing.setattr({"create_group": zarr, "sync_tree": local}.get(moment, zarr_store), moment, fail)
         with pytest.raises(StoreError, match="No space left on device"):
             model.save(tmp_path / "new")
         assert not (tmp_path / "new").exists()

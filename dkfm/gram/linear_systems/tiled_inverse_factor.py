@@ -300,7 +300,7 @@ def _write_residuals_and_marker(root: Path, factor: TileStore) -> None:
 def _read_root(root: Path, lengths: Array) -> tuple[Root, Residuals]:
     marker, info = store_metadata.read_completion_marker(root), store_metadata.read_array_info(root / _NAME)
     weights = streamed_weights.open_weights(root, str(marker["digest"]), _NAME, info, True)
-    values, largest = (np.asarray(zarr_store.open_array(root, name)[:]) for name in (_PIVOTS, _RESIDUALS))
+    values, largest = (cast("Array", raw_chunk_reader.read_own_array(root / name)) for name in (_PIVOTS, _RESIDUALS))
     limits = np.append(np.full(len(values), np.inf), 0.0)
     residuals = Residuals(largest, float(str(marker["lowest"])), noise=RESIDUAL_ROUNDING, limits=limits)
     return Root(weights, values, np.zeros(0), lengths, triangular=True), residuals

@@ -129,7 +129,7 @@ def test_a_chunk_that_is_lost_or_a_root_that_was_replaced_is_named_when_it_is_re
     (chunk,) = tmp_path.glob("root-*/*/c/0/0")
     content = chunk.read_bytes()
     chunk.unlink()
-    with pytest.raises(DamagedStoreError, match="a part of them is gone"):
+    with pytest.raises(DamagedStoreError, match=r"part of the weights .* is gone"):
         read(root.weights)
     chunk.write_bytes(content)
     read(root.weights)
