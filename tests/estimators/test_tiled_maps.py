@@ -19,7 +19,7 @@ from dkfm.core import cpus
 from dkfm.errors import DkfmError, DkfmWarning, InvalidInputError, NotPSDError, NotSupportedError, StoreError
 from dkfm.execution import lazy_scoring
 from dkfm.gram import product_costs
-from dkfm.storage import model_store, streamed_weights
+from dkfm.storage import model_store, raw_chunk_reader, streamed_weights
 
 KERNELS = [kernels.Gaussian(0.7), kernels.Laplacian(1.0), kernels.Gaussian(1.0) + 0.5 * kernels.Polynomial(2)]
 
