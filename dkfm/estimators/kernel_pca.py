@@ -56,10 +56,10 @@ class KernelPCA(InverseTransformMixin):
     fit_inverse_transform : bool, default=False
         Whether to fit `inverse_transform`, which needs a second N x N matrix.
     eigen_solver : {"auto", "dense", "arpack", "randomized"}, default="auto"
-        "dense" computes all eigenvectors, "arpack" the leading ones by block Lanczos, unless they are many.
-        "randomized" is Lanczos that stops after `iterated_power` products beyond the first, converged or not. "auto" is
-        Lanczos for N >= 1,000 and at most N / 20 components, or if memory is too small for all eigenvectors. Its Gram
-        matrix is in memory, in a store, or computed anew for each product, whichever is predicted to be the fastest.
+        "dense" is LAPACK's eigendecomposition, "arpack" is block Lanczos, unless the components are many. "randomized"
+        is Lanczos that stops after `iterated_power` products beyond the first, converged or not. "auto" is Lanczos for
+        N >= 1,400 and at most N / 40 components, or if memory is too small for all eigenvectors. Its Gram matrix is in
+        memory, in a store, or computed anew for each product, whichever is predicted to be the fastest.
     tol : float, default=0
         Convergence tolerance of Lanczos: largest residual, relative to its eigenvalue. 0 is the limit set by rounding.
     max_iter : int, default=None

@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics import links
 from dkfm.numerics.eigensolvers import lanczos
-from dkfm.numerics.eigensolvers.dense import eigh_in_place, eigh_leading_vectors_in_place
+from dkfm.numerics.eigensolvers.dense import eigh_leading_vectors_in_place
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, Root, choose_signs, find_psd_cutoff, inverse_root, row_lengths
 
@@ -346,27 +346,24 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     mean = moments.mean if centered else np.zeros(r)
     diagonal = moments.second_moment.ndim == 1
     total = moments.weighted_diagonal_sum - moments.weight * float(mean @ mean)
-    found = None
-    if isinstance(options.n_components, int) and lanczos.is_faster_than_dense(r, options.n_components):
+    wanted, found = options.n_components if isinstance(options.n_components, int) else None, None
+    if wanted is not None and lanczos.is_faster_than_dense(r, wanted):
 
         def multiply(V: Array) -> Array:
             product = moments.second_moment[:, np.newaxis] * V if diagonal else moments.second_moment @ V
             return product - moments.weight * np.outer(mean, mean @ V)
 
-        start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, options.n_components)))
-        found = lanczos.largest_eigenpairs(multiply, start, options.n_components, max_products=lanczos.MAX_PRODUCTS)
+        start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, wanted)))
+        found = lanczos.largest_eigenpairs(multiply, start, wanted, max_products=lanczos.MAX_PRODUCTS)
     if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:
         C = np.asfortranarray(np.diag(moments.second_moment) if diagonal else moments.second_moment)
         C -= moments.weight * np.outer(mean, mean)
-        ascending, vectors = eigh_in_place(C)
+        ascending, vectors = eigh_leading_vectors_in_place(C, min(wanted or r, r))
         values, V = ascending[::-1], vectors[:, ::-1]
     rounding = _CENTRING_ROUNDING * moments.weight * float(mean @ mean)
-    if isinstance(options.n_components, int):
-        q = min(options.n_components, moments.rows)
-    else:
-        q = _choose_count(values, total, options, rounding)
+    q = _choose_count(values, total, options, rounding) if wanted is None else min(wanted, moments.rows)
     kept = min(q, _count_positive(values, options.dtype, rounding))
     mu, V = np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept)))
     b = W @ V

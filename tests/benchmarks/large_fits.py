@@ -242,8 +242,8 @@ def main():
     parser.add_argument("--before", help="root of another checkout, to be compared with")
     options = parser.parse_args()
     quick = options.quick
-    compare_commits(1000 if quick else 20_000, 1 if quick else 3, options.before)
-    fit_many(1000 if quick else 100_000)
+    compare_commits(1400 if quick else 20_000, 1 if quick else 3, options.before)
+    fit_many(1400 if quick else 100_000)
     for d in (50, 784):
         compare_with_limit(4000 if quick else 16_000, d, 1 if quick else 7)
     compare_with_workers(2000 if quick else 60_000, 1 if quick else 5)

@@ -296,7 +296,7 @@ def test_float32_that_does_not_hold_the_scores_is_told(rng):
 @pytest.mark.costly
 @pytest.mark.parametrize("solver", ["auto", "arpack"])
 def test_a_gram_matrix_of_almost_equal_values_converges(solver, rng):
-    X = rng.normal(size=(1000, 100))
+    X = rng.normal(size=(1400, 100))
     found = KernelPCA(5, kernel="rbf", gamma=1e-6, eigen_solver=solver, max_iter=60).fit(X)
     truth = KernelPCA(5, kernel="rbf", gamma=1e-6, eigen_solver="dense").fit(X)
     np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-10)
@@ -305,7 +305,7 @@ def test_a_gram_matrix_of_almost_equal_values_converges(solver, rng):
 @pytest.mark.costly
 @pytest.mark.parametrize("solver", ["auto", "arpack", "randomized"])
 def test_an_eigenvalue_is_found_as_often_as_it_is_there(solver):
-    K = np.diag(np.append(np.ones(60), np.zeros(1140)))
+    K = np.diag(np.append(np.ones(60), np.zeros(2340)))
     found = KernelPCA(60, kernel="precomputed", centered=False, eigen_solver=solver, tol=1e-6).fit(K)
     np.testing.assert_allclose(found.eigenvalues_, 1.0, rtol=1e-12)
 

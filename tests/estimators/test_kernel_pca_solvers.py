@@ -153,11 +153,11 @@ def test_lanczos_takes_few_components_of_many_rows(rng, monkeypatch):
     solve, leading = kernel_components.solve_components_by_eigh, kernel_components.solve_leading_components
     monkeypatch.setattr(kernel_components, "solve_components_by_eigh", lambda *a: used.append("dense") or solve(*a))
     monkeypatch.setattr(kernel_components, "solve_leading_components", lambda *a: used.append("lanczos") or leading(*a))
-    X = rng.normal(size=(1000, 3))
-    for q, expected in ((5, "lanczos"), (51, "dense"), (None, "dense"), (0.5, "dense")):
+    X = rng.normal(size=(1400, 3))
+    for q, expected in ((35, "lanczos"), (36, "dense"), (None, "dense"), (0.5, "dense")):
         KernelPCA(q, kernel="rbf").fit(X)
         assert used.pop() == expected
-    KernelPCA(5, kernel="rbf").fit(X[:999])
+    KernelPCA(5, kernel="rbf").fit(X[:1399])
     assert used.pop() == "dense"
     KernelPCA(5, kernel="rbf", eigen_solver="arpack").fit(X[:500])
     assert used.pop() == "lanczos"
@@ -174,12 +174,12 @@ def test_products_that_do_not_suffice_are_told(rng):
 @pytest.mark.costly
 @pytest.mark.parametrize("q", [3, 20])
 def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, monkeypatch, tmp_path):
-    X, Z = rng.normal(size=(1200, 5)), rng.normal(size=(20, 5))
+    X, Z = rng.normal(size=(1400, 5)), rng.normal(size=(20, 5))
     truth = KernelPCA(q, kernel="rbf").fit(X)
     from dkfm.core import budget
     from dkfm.numerics.eigensolvers import lanczos
 
-    held = budget.lanczos_bytes(1200, 5, lanczos.choose_basis_columns(1200, q), lanczos.choose_block_columns(1200, q))
+    held = budget.lanczos_bytes(1400, 5, lanczos.choose_basis_columns(1400, q), lanczos.choose_block_columns(1400, q))
     monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: held - 5_000_000)
     found = KernelPCA(q, kernel="rbf", tile_rows=300, workspace=tmp_path / "w").fit(X)
     require_same(found, truth, X, Z, 1e-9)
@@ -191,7 +191,7 @@ def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, 
     with pytest.raises(InvalidInputError, match="not symmetric"):
         KernelPCA(q, kernel="precomputed").fit(K)
     monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**6)
-    with pytest.raises(BudgetError, match="Lanczos with N = 1200"):
+    with pytest.raises(BudgetError, match="Lanczos with N = 1400"):
         KernelPCA(q, kernel="rbf").fit(X)
 
 

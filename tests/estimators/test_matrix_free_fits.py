@@ -46,8 +46,8 @@ def no_file(monkeypatch):
 @pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(2.0), kernels.Polynomial(3), kernels.Laplacian(4.0)], ids=repr)
 def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered, rng, road, no_file):
-    X, Z = rng.normal(size=(1200, 6)) * [3, 2, 1, 1, 1, 1], rng.normal(size=(40, 6))
-    weights = rng.uniform(0.5, 2.0, 1200) if weighted else None
+    X, Z = rng.normal(size=(1400, 6)) * [3, 2, 1, 1, 1, 1], rng.normal(size=(40, 6))
+    weights = rng.uniform(0.5, 2.0, 1400) if weighted else None
     truth = KernelPCA(5, kernel=kernel, centered=centered, eigen_solver="dense").fit(X, sample_weight=weights)
     road(ProductMethod.MATRIX_FREE)
     found = KernelPCA(5, kernel=kernel, centered=centered).fit(X, sample_weight=weights)
@@ -73,7 +73,7 @@ def test_components_are_scikit_learns_to_ten_digits(rng, road):
 
 @pytest.mark.slow
 def test_a_cluster_gives_the_bits_of_threads(rng, road, processes, tmp_path, monkeypatch):
-    X = rng.normal(size=(1200, 6))
+    X = rng.normal(size=(1400, 6))
     road(ProductMethod.MATRIX_FREE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Client(processes):
@@ -116,7 +116,7 @@ def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, 
 
 
 def test_a_kernel_that_overflows_is_named(rng, road):
-    X = rng.normal(size=(1100, 3))
+    X = rng.normal(size=(1400, 3))
     X[1000] = 1e200
     road(ProductMethod.MATRIX_FREE)
     with pytest.raises(KernelError, match=r"rows (1000 and \d+|\d+ and 1000)"):
@@ -132,7 +132,7 @@ def test_a_pilot_names_no_rows_of_its_sample(rng, monkeypatch):
 
 
 def test_a_small_matrix_is_kept_and_none_is_begun_without_memory(rng, monkeypatch):
-    X = rng.normal(size=(1100, 3))
+    X = rng.normal(size=(1400, 3))
     opened = []
     original = eigenproblem_setup.open_eigenproblem
     monkeypatch.setattr(
@@ -143,6 +143,6 @@ def test_a_small_matrix_is_kept_and_none_is_begun_without_memory(rng, monkeypatc
     KernelPCA(2, kernel="rbf").fit(X)
     assert opened == [ProductMethod.DENSE]
     monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 10**6)
-    with pytest.raises(BudgetError, match="Lanczos with N = 1100"):
+    with pytest.raises(BudgetError, match="Lanczos with N = 1400"):
         KernelPCA(2, kernel="rbf").fit(X)
     assert opened == [ProductMethod.DENSE]

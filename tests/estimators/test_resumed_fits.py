@@ -41,7 +41,7 @@ def kill_at(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("road", [ProductMethod.MATRIX_FREE, ProductMethod.STORED])
 def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
-    X, weights = rng.normal(size=(1300, 3)), rng.uniform(1, 2, 1300)
+    X, weights = rng.normal(size=(1400, 3)), rng.uniform(1, 2, 1400)
     select = eigenproblem_setup.rank_product_costs
     monkeypatch.setattr(
         eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is road]
@@ -125,7 +125,7 @@ def force(monkeypatch, road):
 
 @pytest.mark.slow
 def test_more_products_go_on_from_a_fit_that_did_not_converge(rng, tmp_path, monkeypatch, kill_at):
-    X = rng.normal(size=(1300, 3))
+    X = rng.normal(size=(1400, 3))
     force(monkeypatch, ProductMethod.MATRIX_FREE)
     pca = KernelPCA(12, kernel=K, eigen_solver="arpack", max_iter=5, workspace=tmp_path, progress=False)
     with pytest.raises(ConvergenceError, match="raise max_iter"):
@@ -145,7 +145,7 @@ def test_more_products_go_on_from_a_fit_that_did_not_converge(rng, tmp_path, mon
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", ["components", "map"])
 def test_a_kill_after_the_search_begins_it_not_anew(kind, rng, tmp_path, monkeypatch, kill_at):
-    X = rng.normal(size=(1300, 3))
+    X = rng.normal(size=(1400, 3))
     force(monkeypatch, ProductMethod.MATRIX_FREE)
     if kind == "components":
         fit, owner, name = KernelPCA(12, kernel=K, workspace=tmp_path), matrix_free.MatrixFreeGram, "__matmul__"

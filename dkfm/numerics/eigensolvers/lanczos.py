@@ -51,10 +51,10 @@ _MIN_DIAGONAL_RATIO = 1e-5
 _RESTART_ROWS = 4096
 """Rows of the basis that a restart replaces at a time."""
 
-_MIN_ROWS = 1000
+_MIN_ROWS = 1400
 """Below this, a dense eigendecomposition is faster."""
 
-_MIN_ROWS_PER_EIGENVECTOR = 20
+_MIN_ROWS_PER_EIGENVECTOR = 40
 """With fewer rows for each requested eigenvector, a dense eigendecomposition is faster."""
 
 MAX_PRODUCTS = 200
@@ -133,7 +133,7 @@ def choose_block_columns(n: int, q: int) -> int:
 def is_faster_than_dense(n: int, q: int) -> bool:
     """Return whether Lanczos finds q eigenvectors sooner than a dense eigendecomposition does.
 
-    >>> is_faster_than_dense(4000, 20), is_faster_than_dense(4000, 500), is_faster_than_dense(300, 2)
+    >>> is_faster_than_dense(4000, 20), is_faster_than_dense(4000, 200), is_faster_than_dense(300, 2)
     (True, False, False)
     """
     return n >= _MIN_ROWS and _MIN_ROWS_PER_EIGENVECTOR * q <= n
