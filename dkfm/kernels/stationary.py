@@ -6,7 +6,6 @@ The length scale is a number, one for each column, or "median": the median dista
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
-from math import lgamma, log
 from typing import ClassVar, Self
 
 import numpy as np
@@ -15,6 +14,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise.block_operations import Evaluator, exp_in_place, map_rows
+from dkfm.kernels.pairwise.matern_values import evaluate_matern
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 from dkfm.kernels.parameters import (
@@ -264,9 +264,6 @@ _MAX_DEGREE = 10
 _MAX_DISTANCE = 1e3
 """Cap on the scaled distances of polynomials: beyond, the kernel is 0 in any precision, and powers overflow float32."""
 
-_MAX_BESSEL_DISTANCE = 1e6
-"""Cap on the scaled distances of Bessel functions: the kernel is 0 there, and SciPy computes them up to 1e9."""
-
 
 @dataclass(frozen=True)
 class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
@@ -274,8 +271,8 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     K_nu is the modified Bessel function of the second kind. For nu = p + 1/2 with an integer p the kernel is a
     polynomial of degree p times ``exp(-a)``: ``exp(-a)`` for nu = 1/2, ``(1 + a) exp(-a)`` for 3/2, and ``(1 + a +
-    a^2/3) exp(-a)`` for 5/2. Up to nu = 21/2 it is computed so, which is many times faster than the Bessel function.
-    Positive semi-definite. Takes sparse rows.
+    a^2/3) exp(-a)`` for 5/2. Up to nu = 21/2 it is computed so, and for integers and other half-integers by recurrence.
+    Both take a fraction of the Bessel function's time. Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
@@ -286,8 +283,8 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     Notes
     -----
-    Rasmussen and Williams, "Gaussian processes for machine learning" (2006), eqs. (4.14) and (4.16). The Bessel form is
-    computed in logarithms, with a relative error of about 1e-13.
+    Rasmussen and Williams, "Gaussian processes for machine learning" (2006), eqs. (4.14) and (4.16). The Bessel form of
+    any other nu is computed in logarithms, with a relative error of about 1e-13.
 
     Examples
     --------
@@ -307,7 +304,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """Whether nu is 1/2, 3/2, .. or 21/2: SciPy computes the Bessel function in float64."""
+        """Whether nu is 1/2, 3/2, .. or 21/2: others are computed in float64."""
         return _polynomial_coefficients(self.nu) is not None
 
     @property
@@ -327,7 +324,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)
         coefficients = _polynomial_coefficients(self.nu)
         if coefficients is None:
-            return _evaluate_bessel(np.minimum(a, _MAX_BESSEL_DISTANCE, out=a), self.nu)
+            return evaluate_matern(a, self.nu)
         np.minimum(a, _MAX_DISTANCE, out=a)
         if len(coefficients) == 1:
             return _exp_negative(a)
@@ -355,28 +352,3 @@ def _polynomial_coefficients(nu: float) -> list[float] | None:
 def _exp_negative(a: Array) -> Array:
     """Return exp(-a), overwriting a."""
     return exp_in_place(np.negative(a, out=a))
-
-
-def _evaluate_bessel(a: Array, nu: float) -> Array:
-    """Return the Matern kernel of scaled distances a, which are overwritten, by the Bessel function."""
-    from scipy.special import kve
-
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        values: Array = kve(nu, a)
-        np.log(values, out=values)
-        values += nu * np.log(a) - a
-        values += (1 - nu) * log(2) - lgamma(nu)
-    # The Bessel function overflows for tiny a, and is infinite for a = 0.
-    needs_series = ~np.isfinite(values) & (a < 1)
-    np.exp(values, out=values)
-    values[needs_series] = _evaluate_series(a[needs_series], nu)
-    return values
-
-
-def _evaluate_series(a: Array, nu: float) -> Array:
-    """Return the first terms of the kernel's power series in a; for a this small, the others are below rounding."""
-    total, term = np.ones_like(a), np.ones_like(a)
-    for k in range(1, 5 if nu > 20 else 1):
-        term = term * (-(a**2) / (4 * k * (nu - k)))
-        total += term
-    return total

@@ -87,7 +87,7 @@ def list_settings(d):
             lambda x, z, s=sigma: mp.exp(-mp.fsum(abs(a - b) for a, b in zip(x, z, strict=True)) / s),
             False,
         )
-        for nu in (0.5, 1.5, 2.5, 3.5, 10.5, 0.8, 11.5):
+        for nu in (0.5, 1.5, 2.5, 3.5, 10.5, 0.8, 1.0, 2.0, 7.0, 11.3, 40.5):
             yield f"Matern({nu})", k.Matern(nu, sigma), lambda x, z, s=sigma, n=nu: matern(x, z, n, s), False
     for alpha in (0.3, 1.0, 20.0):
         yield (

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -149,7 +150,7 @@ def test_kernels_of_histograms_equal_scikit_learns_and_scipys(kernel, truth, rng
     np.testing.assert_allclose(kernel(X, Y), truth(X, Y), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("nu", [0.05, 3.0, 19.5, 60.0, 100.0])
+@pytest.mark.parametrize("nu", [0.05, 1.0, 2.0, 3.0, 19.5, 19.7, 60.0, 99.9, 100.0])
 def test_matern_is_smooth_down_to_the_shortest_distances(nu):
     x = np.concatenate([[0.0], np.logspace(-300, 2, 2000)])[:, None]
     values = kernels.Matern(nu, 1.0)(x, np.zeros((1, 1)))[:, 0]
@@ -161,6 +162,18 @@ def test_matern_is_smooth_down_to_the_shortest_distances(nu):
         near = a < 0.01
         truth = 1 - a / (4 * (nu - 1)) + a**2 / (32 * (nu - 1) * (nu - 2))
         np.testing.assert_allclose(values[1:][near], truth[near], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [1.0, 2.0, 3.0, 7.0, 10.5, 11.5, 40.0, 40.5, 100.0])
+def test_matern_of_integers_and_half_integers_is_exact_to_rounding(nu):
+    a = np.geomspace(1e-6, 650, 60)
+    values = kernels.Matern(nu, 1.0)(a[:, np.newaxis] / np.sqrt(2 * nu), np.zeros((1, 1)))[:, 0]
+    with mpmath.workdps(40):
+        order = mpmath.mpf(nu)
+        exact = [2 ** (1 - order) / mpmath.gamma(order) * mpmath.mpf(x) ** nu * mpmath.besselk(nu, x) for x in a]
+        errors = [abs(float(value / truth - 1)) for value, truth in zip(values, exact, strict=True)]
+    # The rounding of a counts a times over in exp(-a), and each step of the recurrence once.
+    assert (errors <= (8 + 2 * a + nu) * np.finfo(float).eps).all()
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
