@@ -123,9 +123,9 @@ def lanczos_out_of_core_bytes(
 def lanczos_matrix_free_bytes(n: int, d: int, basis_columns: int, block_columns: int) -> int:
     """Return the peak bytes of the driver that finds a few eigenvectors by products without a matrix, less its tasks.
 
-    The driver holds the basis, some blocks of columns, and the rows, twice while they are written for workers.
+    The driver holds the basis, blocks of columns, some of which the allocator keeps, and the rows, twice for workers.
     """
-    return _VALUE * (_basis_values(n, basis_columns, block_columns) + 2 * n * (d + 3)) + PROCESS_BYTES
+    return _VALUE * (_basis_values(n, basis_columns, block_columns) + n * (6 * block_columns + 2 * d + 6)) + PROCESS_BYTES
 
 
 def lanczos_checkpoint_bytes(n: int, basis_columns: int, block_columns: int) -> int:
