@@ -10,9 +10,8 @@ from dkfm.core import cpus
 from dkfm.core.chunking import choose_tile_rows
 from dkfm.errors import BudgetError
 
-_VALUE = 8
-_OVERHEAD = 2**27
-"""Bytes of thread stacks, BLAS buffers, and memory that the allocator keeps of earlier tiles."""
+_VALUE, _OVERHEAD = 8, 2**27
+"""Bytes of a value, and of thread stacks, BLAS buffers, and memory that the allocator keeps of earlier tiles."""
 
 PROCESS_BYTES = 2**24
 """Bytes that tasks add to a process beside their arrays: thread stacks and BLAS buffers."""
@@ -32,8 +31,8 @@ WRITE_BYTES = 4e8
 _ROUND_BYTES = 2**24 + 2**23
 """What threads and libraries hold during rounds of pivots, beside `PROCESS_BYTES`."""
 
-EIGENVECTOR_SQUARES = 3
-"""Number of (N, N) arrays that an eigendecomposition needs."""
+EIGENVECTOR_SQUARES, FEW_EIGENVECTOR_SQUARES = 3, 2
+"""Number of (N, N) arrays that an eigendecomposition needs for all eigenvectors, and for a few."""
 
 ROTATION_SQUARES = 9
 """Number of (N, N) arrays that `ExactFeatureMap` needs where a singular value decomposition rotates its root."""
@@ -125,7 +124,8 @@ def lanczos_matrix_free_bytes(n: int, d: int, basis_columns: int, block_columns:
 
     The driver holds the basis, blocks of columns, some of which the allocator keeps, and the rows, twice for workers.
     """
-    return _VALUE * (_basis_values(n, basis_columns, block_columns) + n * (6 * block_columns + 2 * d + 6)) + PROCESS_BYTES
+    blocks = n * (6 * block_columns + 2 * (d + 3))
+    return _VALUE * (_basis_values(n, basis_columns, block_columns) + blocks) + PROCESS_BYTES
 
 
 def lanczos_checkpoint_bytes(n: int, basis_columns: int, block_columns: int) -> int:
@@ -236,13 +236,13 @@ def stored_product_seconds(n: int, columns: int) -> float:
     return dense_product_seconds(n, columns) + _VALUE * n * n / 2 / 2e9
 
 
-def eigendecomposition_seconds(n: int) -> float:
-    """Predict the seconds to decompose an N x N Gram matrix: 10 N^3 operations at 10^11 a second.
+def eigendecomposition_seconds(n: int, squares: int = EIGENVECTOR_SQUARES) -> float:
+    """Predict the seconds of a decomposition with some (N, N) arrays: 10 or 6 N^3 operations at 10^11 a second.
 
     >>> eigendecomposition_seconds(8000)
     51.2
     """
-    return 10 * n**3 / 1e11
+    return (10 if squares == EIGENVECTOR_SQUARES else 6) * n**3 / 1e11
 
 
 def cholesky_seconds(n: int) -> float:

@@ -144,7 +144,7 @@ import dkfm
 from dkfm.core import budget
 from dkfm.execution.memory import peak_memory
 
-sizes = {"wide": (2000, 10_000), "columns": (100_000, 2), "pivots": (4000, 50), "few": (9000, 5)}
+sizes = {"wide": (2000, 10_000), "columns": (100_000, 2), "pivots": (4000, 50), "few": (9000, 5), "dense": (4000, 50)}
 n, d = sizes.get(sys.argv[1], (2700, 50))
 estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)),
              "explicit": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0)),
@@ -157,14 +157,14 @@ estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)
              "wide": lambda: dkfm.KernelPCA(1000, kernel=dkfm.kernels.Gaussian(100.0))}[sys.argv[1]]()
 X, y = np.random.default_rng(0).normal(size=(n, d)), np.arange(n) % 3
 type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200, :50], y[:200])  # imports and pools are there before
-planned = dkfm.plan_fit(estimator, X)
 before = peak_memory()
+planned = dkfm.plan_fit(estimator, X)  # which tries some rows, as the fit does
 estimator.fit(X, y)
 k = estimator.kernel
 predicted = {"pivots": budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies, budget.PIVOT_SQUARES)}.get(sys.argv[1])
 if sys.argv[1] == "columns":
     predicted = budget.columnwise_pivots_bytes(n, d, estimator.rank_, k.landmark_copies)
-if sys.argv[1] == "few":
+if sys.argv[1] in ("few", "dense"):
     predicted = planned.memory_bytes
 predicted = predicted or budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies)
 print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))

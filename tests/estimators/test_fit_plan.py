@@ -43,12 +43,17 @@ def steps(monkeypatch):
     ("estimator", "n", "road", "step"),
     [
         (dkfm.KernelPCA(2, kernel=GAUSSIAN), 1500, "2 eigenvectors by products", "solve_leading_components"),
-        (dkfm.KernelPCA(2, kernel=GAUSSIAN), 100, "all eigenvectors", "solve_components_by_eigh"),
+        (
+            dkfm.KernelPCA(2, kernel=GAUSSIAN),
+            100,
+            "2 eigenvectors with the Gram matrix in memory",
+            "solve_components_by_eigh",
+        ),
         (dkfm.KernelPCA(0.9, kernel=GAUSSIAN), 1500, "all eigenvectors", "solve_components_by_eigh"),
         (
             dkfm.KernelPCA(2, kernel=GAUSSIAN, eigen_solver="dense"),
             1500,
-            "all eigenvectors",
+            "2 eigenvectors with the Gram matrix in memory",
             "solve_components_by_eigh",
         ),
         (dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky", build="gram"), 300, "pivots with the Gram", "factor_gram"),

@@ -34,7 +34,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
 from dkfm.numerics import kernel_components
 from dkfm.numerics.certificates.components import certify_components, certify_principal_axes
-from dkfm.numerics.eigensolvers import lanczos
+from dkfm.numerics.eigensolvers import dense, lanczos
 from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
@@ -137,7 +137,7 @@ def fit_components(
 ) -> Components:
     """Compute the components of training rows by block Lanczos or by a full eigendecomposition of the Gram matrix.
 
-    With eigen_solver="auto", the full eigendecomposition, if it fits in memory, is the fallback for Lanczos.
+    With eigen_solver="auto", the eigendecomposition, if it fits in memory, is the fallback for Lanczos.
 
     Raises
     ------
@@ -149,29 +149,36 @@ def fit_components(
         Lanczos did not converge within `max_iter` products.
     """
     n, q, kernel = data.indexable_rows.shape[0], options.n_components, data.kernel
-    dense_fits = has_dense_memory(n, data.float64s_per_row, kernel)
+    squares = count_dense_squares(n, q, solver)
+    dense_fits = has_dense_memory(n, data.float64s_per_row, kernel, squares)
     if isinstance(q, int) and uses_lanczos(n, q, solver, dense_fits):
         try:
             return _fit_by_lanczos(data, replace(options, n_components=min(q, n)), weighting, solver)
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not dense_fits:
                 raise
-    memory.require_factorization_memory(n, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies)
+    memory.require_factorization_memory(n, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
-    seconds = budget.eigendecomposition_seconds(n)
+    seconds = budget.eigendecomposition_seconds(n, squares)
     log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar("dkfm-root", seconds, solver.progress):
         return kernel_components.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
 
 
-def has_dense_memory(n: int, d: int, kernel: Kernel) -> bool:
-    """Return whether a full eigendecomposition fits in memory."""
-    return memory.has_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
+def count_dense_squares(n: int, q: int | float | None, solver: SolverOptions) -> int:
+    """Return how many (N, N) arrays an eigendecomposition for q components needs."""
+    few = isinstance(q, int) and solver.formulation != "primal" and dense.computes_few_vectors(n, q)
+    return budget.FEW_EIGENVECTOR_SQUARES if few else budget.EIGENVECTOR_SQUARES
+
+
+def has_dense_memory(n: int, d: int, kernel: Kernel, squares: int) -> bool:
+    """Return whether an eigendecomposition with some (N, N) arrays fits in memory."""
+    return memory.has_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
-    """Return whether to use Lanczos; `dense_fits` says whether a full eigendecomposition fits in memory."""
+    """Return whether to use Lanczos; `dense_fits` says whether an eigendecomposition fits in memory."""
     possible = 2 * (q + lanczos.choose_block_columns(n, q)) <= min(n // 2, lanczos.choose_basis_columns(n, q))
     if solver.eigen_solver == "dense" or solver.formulation == "primal" or not possible:
         return False

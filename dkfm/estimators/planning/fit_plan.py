@@ -262,11 +262,11 @@ def _forecast_rank(sample: TrainingData, n: int, tol: float | None) -> int:
 def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     n, d, q, solver = rows.n, rows.d, estimator.n_components, estimator._get_options(pca.SolverOptions)
     kernel, free = rows.kernel, memory.clear_caches_and_measure_memory()
-    if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel)):
-        seconds = budget.eigendecomposition_seconds(n)
-        return replace_model_bytes(
-            plan_fit_with_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q
-        )
+    squares = pca.count_dense_squares(n, q, solver)
+    if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel, squares)):
+        what = f"{q} eigenvectors" if squares == budget.FEW_EIGENVECTOR_SQUARES else "all eigenvectors"
+        seconds = budget.eigendecomposition_seconds(n, squares)
+        return replace_model_bytes(plan_fit_with_gram(estimator, rows, what, squares, seconds), q)
     task = eigenproblem_setup.make_lanczos_problem(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )

@@ -91,6 +91,15 @@ def eigh_without_spare_row(bordered: Array) -> tuple[Array, Array]:
     return np.delete(values, spare), vectors[1:, 1:]
 
 
+def computes_few_vectors(n: int, q: int) -> bool:
+    """Return whether `eigh_leading_vectors_in_place` computes no more than q eigenvectors.
+
+    >>> computes_few_vectors(4000, 100), computes_few_vectors(4000, 1000)
+    (True, False)
+    """
+    return n >= max(3, _MIN_ROWS_PER_EIGENVECTOR * q)
+
+
 def eigh_leading_vectors_in_place(K: Array, q: int) -> tuple[Array, Array]:
     """Compute all eigenvalues of a symmetric matrix, and the eigenvectors of the q largest, from its lower triangle.
 
@@ -112,12 +121,12 @@ def eigh_leading_vectors_in_place(K: Array, q: int) -> tuple[Array, Array]:
     -----
     If q is small beside N, the vectors are those of the tridiagonal form by relatively robust representations (LAPACK
     ``dstemr``), whose inner products are up to 1e-12 for clustered eigenvalues. One Rayleigh-Ritz step with K makes
-    them orthonormal to rounding.
+    them orthonormal to rounding. SciPy's wrapper of ``dstemr`` fills an array of N^2 values, whatever q is.
     """
     from scipy.linalg import blas, eigh_tridiagonal, lapack, qr
 
     n = len(K)
-    if n < 3 or _MIN_ROWS_PER_EIGENVECTOR * q > n:
+    if not computes_few_vectors(n, q):
         return eigh_in_place(K)
     mirror_lower(K)  # the reduction overwrites the lower triangle
     diagonal = K.diagonal().copy()
