@@ -59,7 +59,7 @@ class KernelPCA(InverseTransformMixin):
         "dense" is LAPACK's eigendecomposition, "arpack" is block Lanczos, unless the components are many. "randomized"
         is Lanczos that stops after `iterated_power` products beyond the first, converged or not. "auto" is Lanczos for
         N >= 1,400 and at most N / 40 components, or if memory is too small for all eigenvectors. Its Gram matrix is in
-        memory, in a store, or computed anew for each product, whichever is predicted to be the fastest.
+        memory up to N = 4,096; above, in memory, in a store, or computed anew, as is predicted to be the fastest.
     tol : float, default=0
         Convergence tolerance of Lanczos: largest residual, relative to its eigenvalue. 0 is the limit set by rounding.
     max_iter : int, default=None

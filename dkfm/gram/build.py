@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -319,20 +320,19 @@ def compute_driver_gram(
 ) -> Array:
     """Return the Gram matrix in this process's memory, in Fortran order; only its lower triangle is meaningful.
 
-    A matrix of few rows is computed directly, and a larger one on threads of this process. With a client or a workspace
-    one of several tiles is built on disk: in a workspace, under a name derived from kernel and rows, so that another
-    fit finds it; temporarily without one, or for a kernel that is a Python function.
+    A matrix of few rows is computed directly, and a larger one on threads. With a client or a workspace one of several
+    tiles is built on disk: temporarily, or in a workspace, where another fit finds it unless the kernel is a function.
     """
     n, limit, is_cluster = X.shape[0], checked_tile_rows(tile_rows), find_client(client) is not None
-    if n <= min(limit, _MEMORY_TILE_ROWS) or (n <= limit and is_cluster):
+    if is_code_free(kernel) and current_thread() is main_thread() and not is_cluster:  # else threads may not be wanted
+        limit = min(limit, _MEMORY_TILE_ROWS)
+    if n <= limit:
         log_gram(X, 1, "in memory")
         return evaluate_block(kernel, X, X).T
     if not stores_gram(kernel, n, tile_rows, workspace, is_cluster):
-        return _compute_in_memory(kernel, X, min(limit, _MEMORY_TILE_ROWS), progress)
-    with build_stored_gram(
-        kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress
-    ) as stored:
-        return stored.read_lower()
+        return _compute_in_memory(kernel, X, min(tile_rows or TILE_ROWS, _MEMORY_TILE_ROWS), progress)
+    with build_stored_gram(kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress) as K:
+        return K.read_lower()
 
 
 def stores_gram(kernel: Kernel, n: int, tile_rows: int | None, workspace: str | Path | None, is_cluster: bool) -> bool:

@@ -75,8 +75,8 @@ def open_source(
 
 def _find_local_zarr_path(data: object) -> Path | None:
     """Return the path of a zarr.Array on this file system; None if data are something else."""
-    zarr = sys.modules.get("zarr")  # whoever has such an array has imported it
-    if zarr is None or not isinstance(data, zarr.Array) or not hasattr(data.store, "root"):
+    array = getattr(sys.modules.get("zarr"), "Array", None)  # whoever has an array has imported it
+    if array is None or not isinstance(data, array) or not hasattr(data.store, "root"):
         return None
     return Path(str(data.store.root)) / str(data.path)
 

@@ -55,7 +55,7 @@ def read_csr(root: Path, name: str, columns: int, row_slice: slice | None = None
         values = cast("Array", raw_chunk_reader.read_own_array(data, span))
         numbers = cast("npt.NDArray[np.integer]", raw_chunk_reader.read_own_array(indices, span))
         return assemble_csr(pointers, values, numbers, columns)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise UnsupportedStoreError(f"{fault}: {extract_reason(error)}.") from None
 
 

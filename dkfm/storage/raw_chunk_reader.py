@@ -78,6 +78,8 @@ def read_own_array(path: Path, selection: tuple[slice, ...] = ()) -> npt.NDArray
     selection = selection or (slice(None),) * len(info.shape)
     chosen = [part.indices(n)[:2] for part, n in zip(selection, info.shape, strict=True)]
     values = np.empty([max(0, stop - start) for start, stop in chosen], np.dtype(info.dtype_name).newbyteorder("<"))
+    if not values.size:
+        return values
     axes = (_split_by_chunks(*bounds, length) for bounds, length in zip(chosen, info.chunks, strict=True))
     for parts in product(*axes):
         index, targets, sources = zip(*parts, strict=True)

@@ -340,3 +340,20 @@ def test_a_kernel_that_does_not_fit_rows_on_disk_begins_no_store(kernel, tmp_pat
     with pytest.raises(KernelError, match=r"training rows|3 columns"):
         dkfm.build_gram(kernel, tmp_path / "x.npy", tmp_path / "gram")
     assert not (tmp_path / "gram").exists()
+
+
+@pytest.mark.parametrize("n", [511, 512, 513, 700])
+def test_few_rows_are_computed_in_tiles_with_the_values_of_one(n, rng):
+    X = rng.normal(size=(n, 6))
+    np.testing.assert_allclose(np.tril(gram.compute_driver_gram(K, X)), np.tril(K(X, X)), rtol=0, atol=1e-15)
+
+
+def test_a_function_of_the_user_and_a_fit_in_a_thread_compute_few_rows_at_once(rng, monkeypatch):
+    X, tiles, evaluate = rng.normal(size=(700, 3)), [], gram.evaluate_block
+    monkeypatch.setattr(gram, "evaluate_block", lambda k, A, B, *at: tiles.append(len(A)) or evaluate(k, A, B, *at))
+    gram.compute_driver_gram(kernels.Function(lambda A, B: A @ B.T), X)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(gram.compute_driver_gram, K, X).result()
+    assert tiles == [700, 700]
+    gram.compute_driver_gram(K, X)
+    assert sorted(tiles[2:]) == [188, 512, 512]

@@ -164,16 +164,18 @@ def test_matern_is_smooth_down_to_the_shortest_distances(nu):
         np.testing.assert_allclose(values[1:][near], truth[near], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("nu", [1.0, 2.0, 3.0, 7.0, 10.5, 11.5, 40.0, 40.5, 100.0])
+@pytest.mark.parametrize("nu", [1.0, 2.0, 3.0, 7.0, 11.5, 40.0, 40.5, 100.0])
 def test_matern_of_integers_and_half_integers_is_exact_to_rounding(nu):
-    a = np.geomspace(1e-6, 650, 60)
+    a = np.concatenate([np.geomspace(1e-6, 650, 60), [705.0, 720.0, 744.0, 760.0, 900.0]])
     values = kernels.Matern(nu, 1.0)(a[:, np.newaxis] / np.sqrt(2 * nu), np.zeros((1, 1)))[:, 0]
     with mpmath.workdps(40):
         order = mpmath.mpf(nu)
         exact = [2 ** (1 - order) / mpmath.gamma(order) * mpmath.mpf(x) ** nu * mpmath.besselk(nu, x) for x in a]
-        errors = [abs(float(value / truth - 1)) for value, truth in zip(values, exact, strict=True)]
+        errors = np.array([abs(float(value / truth - 1)) for value, truth in zip(values, exact, strict=True)])
     # The rounding of a counts a times over in exp(-a), and each step of the recurrence once.
-    assert (errors <= (8 + 2 * a + nu) * np.finfo(float).eps).all()
+    is_normal = np.array([truth > 1e-307 for truth in exact])
+    assert (errors <= (8 + 2 * a + nu) * np.finfo(float).eps)[is_normal].all()
+    assert kernels.Matern(nu, 1.0)([[0.0]], [[1e3]])[0, 0] == 0
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])

@@ -1,6 +1,8 @@
 """What is read without Zarr is what Zarr reads."""
 
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -157,3 +159,15 @@ def test_the_metadata_of_an_array_are_what_zarr_would_write(tmp_path, dtype, sha
     zarr_store.add_array(zarr.create_group(tmp_path / "x", zarr_format=3), "a", shape, chunks, dtype, names)
     written = zarr_store.encode_array_metadata(shape, chunks, dtype, names)
     assert json.loads(written) == json.loads((tmp_path / "x" / "a" / "zarr.json").read_text())
+
+
+def test_an_axis_of_length_zero_beside_a_huge_one_takes_no_time(tmp_path):
+    metadata = zarr_store.encode_array_metadata((0, 2**40), (1, 1), "float64", ("row", "column"))
+    (tmp_path / "zarr.json").write_bytes(metadata)
+    store_metadata.require_chunks(tmp_path, store_metadata.read_array_info(tmp_path))
+    assert raw_chunk_reader.read_own_array(tmp_path).shape == (0, 2**40)
+
+
+def test_rows_are_opened_while_another_thread_imports_zarr(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zarr", types.ModuleType("zarr"))  # what is there until its import ends
+    assert open_source(np.zeros((3, 2))).shape == (3, 2)

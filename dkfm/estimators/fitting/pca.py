@@ -34,7 +34,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
 from dkfm.numerics import kernel_components
 from dkfm.numerics.certificates.components import certify_components, certify_principal_axes
-from dkfm.numerics.eigensolvers import dense, lanczos
+from dkfm.numerics.eigensolvers import lanczos
 from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
@@ -52,6 +52,9 @@ _FEW_POWERS = 7
 
 _MANY_POWERS = 4
 """scikit-learn's iterated_power="auto" for a tenth of all components or more."""
+
+_FEW_ROWS_PER_COMPONENT = 40
+"""Rows for each component from which on their eigenvectors take little memory beside the Gram matrix."""
 
 _DEFAULT_DEGREE, _DEFAULT_COEF0 = 3, 1
 """Defaults of `degree=` and `coef0=`."""
@@ -168,7 +171,7 @@ def fit_components(
 
 def count_dense_squares(n: int, q: int | float | None, solver: SolverOptions) -> int:
     """Return how many (N, N) arrays an eigendecomposition for q components needs."""
-    few = isinstance(q, int) and solver.formulation != "primal" and dense.computes_few_vectors(n, q)
+    few = isinstance(q, int) and solver.formulation != "primal" and n >= _FEW_ROWS_PER_COMPONENT * q
     return budget.FEW_EIGENVECTOR_SQUARES if few else budget.EIGENVECTOR_SQUARES
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.block_operations import exp_in_place
 
-_MAX_DISTANCE = 1e3
-"""Cap on the scaled distances of the recurrence: beyond, the kernel is 0."""
+_MAX_DISTANCE = 1500.0
+"""Cap on the scaled distances of the recurrence: the kernel is 0 there."""
 
 _MAX_BESSEL_DISTANCE = 1e6
 """Cap on the scaled distances of Bessel functions: the kernel is 0 there, and SciPy computes them up to 1e9."""
@@ -40,7 +40,10 @@ def _evaluate_by_recurrence(a: Array, nu: float) -> Array:
         before *= 1 / (4 * order * (order - 1))
         before += values
         before, values, order = values, before, order + 1
-    values *= exp_in_place(np.negative(a, out=a))
+    a *= -0.5
+    exp_in_place(a)
+    values *= a  # twice, because exp(-a) is 0 where the kernel is not: values grow to 1e130
+    values *= a
     values[is_tiny] = 1.0
     return values
 

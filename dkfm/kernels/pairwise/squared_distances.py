@@ -120,16 +120,29 @@ class _Differences:
     """Compute minus squared distances of rows with a few columns from differences."""
 
     def __init__(self, landmarks: Array, scale: float | Array, dtype: np.dtype[np.floating]) -> None:
-        self.landmarks, self.dtype = landmarks, dtype
-        self.weights = np.full(landmarks.shape[1], 1 / np.square(scale))
+        self.landmarks, self.scale, self.dtype = landmarks, np.asarray(scale), dtype
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
+        squares: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
+        subtract = self._subtract_numbers if Z.shape[1] == 1 else self._subtract_rows
+        for part in row_slices(len(Z), _ROWS_AT_ONCE):
+            subtract(Z[part], squares[part])
+        return squares
+
+    def _subtract_numbers(self, Z: Array, out: Array) -> None:
+        np.subtract(Z, self.landmarks[:, 0], out=out, casting="same_kind")
+        out *= float(1 / self.scale.reshape(()))
+        out *= out
+        np.negative(out, out=out)
+
+    def _subtract_rows(self, Z: Array, out: Array) -> None:
         from scipy.spatial.distance import cdist
 
-        squares: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
-        for part in row_slices(len(Z), _ROWS_AT_ONCE):
-            squares[part] = cdist(Z[part], self.landmarks, "sqeuclidean", w=self.weights)
-        return np.negative(squares, out=squares)
+        weights = 1 / np.square(self.scale)
+        if weights.ndim:
+            np.negative(cdist(Z, self.landmarks, "sqeuclidean", w=weights), out=out, casting="same_kind")
+        else:  # with weights SciPy takes half as long again
+            np.multiply(cdist(Z, self.landmarks, "sqeuclidean"), -weights, out=out, casting="same_kind")
 
 
 class _Products:

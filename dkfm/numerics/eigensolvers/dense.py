@@ -91,15 +91,6 @@ def eigh_without_spare_row(bordered: Array) -> tuple[Array, Array]:
     return np.delete(values, spare), vectors[1:, 1:]
 
 
-def computes_few_vectors(n: int, q: int) -> bool:
-    """Return whether `eigh_leading_vectors_in_place` computes no more than q eigenvectors.
-
-    >>> computes_few_vectors(4000, 100), computes_few_vectors(4000, 1000)
-    (True, False)
-    """
-    return n >= max(3, _MIN_ROWS_PER_EIGENVECTOR * q)
-
-
 def eigh_leading_vectors_in_place(K: Array, q: int) -> tuple[Array, Array]:
     """Compute all eigenvalues of a symmetric matrix, and the eigenvectors of the q largest, from its lower triangle.
 
@@ -126,7 +117,7 @@ def eigh_leading_vectors_in_place(K: Array, q: int) -> tuple[Array, Array]:
     from scipy.linalg import blas, eigh_tridiagonal, lapack, qr
 
     n = len(K)
-    if not computes_few_vectors(n, q):
+    if n < 3 or _MIN_ROWS_PER_EIGENVECTOR * q > n:
         return eigh_in_place(K)
     mirror_lower(K)  # the reduction overwrites the lower triangle
     diagonal = K.diagonal().copy()
@@ -156,7 +147,7 @@ def _find_tridiagonal_eigenvectors(d: Array, e: Array, q: int) -> Array:
         except LinAlgError:
             continue
         if np.isfinite(vectors).all():
-            return vectors
+            return np.array(vectors, order="F")  # they may be a part of an array of N^2 values
     raise LinAlgError("The eigenvectors of a tridiagonal matrix did not converge.")
 
 

@@ -17,6 +17,7 @@ Multiply = Callable[[Array], Array]
 """Function that returns the product of the matrix and a block (n, p)."""
 
 _EPS = float(np.finfo(np.float64).eps)
+_TINY = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 _RESIDUAL_SHARE = 4 * _EPS
 """Residuals up to this share of the largest eigenvalue come from rounding."""
 
@@ -296,7 +297,7 @@ def largest_eigenpairs(
         # The next block is orthogonal to the basis, so these are the lengths of A v - value v.
         residuals = np.linalg.norm(triangle @ vectors[space.count - p :], axis=0)
         best = slice(space.count - min(q, space.count), None)
-        rounding = max(noise, _RESIDUAL_SHARE * max(abs(lowest), abs(float(values[-1]))))
+        rounding = max(noise, _RESIDUAL_SHARE * max(abs(lowest), abs(float(values[-1])), _TINY))
         limits = np.maximum(tol * np.abs(values[best]), rounding)
         converged = space.count >= q and bool((residuals[best] <= limits).all())
         if converged or products == max_products:
