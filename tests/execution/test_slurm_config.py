@@ -1,5 +1,6 @@
 """Files of Slurm's clusters: what is refused, in which words; what a cluster does, with commands that only write."""
 
+import logging
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError
-from dkfm.execution.clusters.slurm import slurm_cluster
+from dkfm.execution.clusters.slurm import is_no_late_connection, slurm_cluster
 from dkfm.execution.clusters.slurm_config import read_slurm_file
 from helpers.harness import wait_for
 
@@ -262,7 +263,7 @@ def test_in_another_thread_it_is_refused_by_name(commands, file):
     code = f"""
 import threading
 from dkfm.errors import ClusterError
-from dkfm.execution.clusters.slurm import slurm_cluster
+from dkfm.execution.clusters.slurm import is_no_late_connection, slurm_cluster
 
 def start():
     try:
@@ -293,3 +294,18 @@ def test_only_who_has_the_certificates_gets_in(commands, file):
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 1
             assert re.search(r"^(OSError|TimeoutError|.*Comm\w+Error): ", done.stderr, re.M), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shown"),
+    [(ValueError("invalid operation on non-started TCPListener"), False), (ValueError("x"), True)],
+)
+def test_a_worker_that_connects_at_the_end_leaves_no_traceback(error, is_shown, caplog):
+    logger = logging.getLogger("tornado.application")
+    logger.addFilter(is_no_late_connection)
+    try:
+        logger.error("Exception in callback", exc_info=error)
+        logger.error("without an exception")
+    finally:
+        logger.removeFilter(is_no_late_connection)
+    assert len(caplog.records) == 1 + is_shown

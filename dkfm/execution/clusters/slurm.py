@@ -5,6 +5,7 @@ loopback, and any client that connects can run code. Dashboards listen only on l
 `scancel` or with its node, is replaced by a new one. All jobs are cancelled at the end.
 """
 
+import logging
 import shutil
 import signal
 import threading
@@ -157,8 +158,14 @@ async def _wait_for_submission(cluster: "SpecCluster") -> None:
     await cluster
 
 
+def is_no_late_connection(record: logging.LogRecord) -> bool:
+    """Return False for the traceback of a worker that connects while the scheduler stops to listen: Dask logs it."""
+    return "non-started" not in str(record.exc_info[1] if record.exc_info else "")
+
+
 def _close(cluster: "SpecCluster") -> None:
     """Cancel all jobs; raise an interruption only after that is done."""
+    logging.getLogger("tornado.application").addFilter(is_no_late_connection)
     interruption: BaseException | None = None
     # In another thread: an interruption in this one would leave the cancellation unfinished.
     with ThreadPoolExecutor(1, thread_name_prefix="dkfm-slurm") as pool:

@@ -17,7 +17,9 @@ Multiply = Callable[[Array], Array]
 """Function that returns the product of the matrix and a block (n, p)."""
 
 _EPS = float(np.finfo(np.float64).eps)
-_TINY = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
+_TINY = float(np.finfo(np.float64).tiny)
+"""Smallest normal number: its products with `_RESIDUAL_SHARE` are not 0."""
+
 _RESIDUAL_SHARE = 4 * _EPS
 """Residuals up to this share of the largest eigenvalue come from rounding."""
 
