@@ -36,6 +36,9 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.kernels.pairwise.block_operations import exp_in_place
 
+ENVIRONMENT = dict(os.environ)
+"""That of the user: a cluster of Dask with workers in processes sets one thread of BLAS in this process's own."""
+
 FIT = """
 import json, os, sys, tempfile, time
 import numpy as np
@@ -70,7 +73,7 @@ def fit(n, d, checkout=None, *, sigma=None, residuals=False):
     more = {} if checkout is None else {"PYTHONPATH": checkout}
     arguments = [str(n), str(d), str(sigma or d**0.5), *(["residuals"] if residuals else [])]
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | more | {"TMPDIR": folder}
+        environment = ENVIRONMENT | more | {"TMPDIR": folder}
         output = subprocess.check_output([sys.executable, "-c", FIT, *arguments], env=environment, text=True)
         assert not list(Path(folder).iterdir()), "the fit left something"
     return json.loads(output.splitlines()[-1])
@@ -180,7 +183,7 @@ def find_pivots(n, sigma, tol):
             stop = min(n, start + 50_000)
             rows[start:stop] = np.random.default_rng(start).normal(size=(stop - start, 5))
         command = [sys.executable, "-c", PIVOTS, f"{folder}/x.zarr", str(sigma), str(tol)]
-        return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+        return json.loads(subprocess.check_output(command, env=ENVIRONMENT, text=True).splitlines()[-1])
 
 
 def stream_pivots(n, sigma, tol):
