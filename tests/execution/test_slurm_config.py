@@ -7,11 +7,13 @@ import signal
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError
-from dkfm.execution.clusters.slurm import is_no_late_connection, slurm_cluster
+from dkfm.execution.clusters import slurm
+from dkfm.execution.clusters.slurm import slurm_cluster
 from dkfm.execution.clusters.slurm_config import read_slurm_file
 from helpers.harness import wait_for
 
@@ -302,10 +304,10 @@ def test_only_who_has_the_certificates_gets_in(commands, file):
 )
 def test_a_worker_that_connects_at_the_end_leaves_no_traceback(error, is_shown, caplog):
     logger = logging.getLogger("tornado.application")
-    logger.addFilter(is_no_late_connection)
+    slurm._close(SimpleNamespace(close=lambda: None))
     try:
         logger.error("Exception in callback", exc_info=error)
         logger.error("without an exception")
     finally:
-        logger.removeFilter(is_no_late_connection)
+        logger.removeFilter(slurm.is_no_late_connection)
     assert len(caplog.records) == 1 + is_shown
