@@ -144,15 +144,13 @@ def _name_option(field: str) -> str:
 def make_fit_plan(train: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
-    if options.map_path is not None:
-        raise click.UsageError("--dry-run has no plan of --map: the rows are read once, in tiles.")
-    estimator = _build_estimator(_build_kernel(options), options)
-    names = arguments.parse_list(options.columns)
-    table = open_source(train, columns=names, id_column=options.id_column)
+    feature_map = None if options.map_path is None else _load_map(options, options.map_path)
+    estimator = _build_estimator(_build_kernel(options) if feature_map is None else feature_map.kernel_, options)
+    names, ids = arguments.parse_list(options.columns), options.id_column
+    if options.y_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
+        names = _list_feature_columns(open_source(train, columns=names, id_column=ids), train, options)
     with connection:
-        if not options.y_columns:
-            return plan_fit(estimator, train, columns=names, id_column=options.id_column)
-        return plan_fit(estimator, (table.shape[0], table.float64s_per_row - len(options.y_columns)))
+        return plan_fit(estimator, train, columns=names, id_column=ids, feature_map=feature_map)
 
 
 def _build_kernel(options: FitOptions) -> Kernel:
@@ -212,12 +210,7 @@ def _fit_in_map(
     train: str, model: str, options: FitOptions, map_path: str, connection: AbstractContextManager[object]
 ) -> KernelEstimator:
     """Fit components, discriminants or a regression in the features of a stored map, to a source, and save them."""
-    feature_map = load(map_path)
-    if not isinstance(feature_map, ExactFeatureMap):
-        raise InvalidInputError(f"--map takes a feature map, and {map_path} is a {type(feature_map).__name__}.")
-    if options.shrinkage == "auto" or options.alpha == "loo":
-        chosen = "--shrinkage auto" if options.shrinkage == "auto" else "--alpha loo"
-        raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
+    feature_map = _load_map(options, map_path)
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
     fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
     columns = arguments.parse_list(options.columns)
@@ -245,6 +238,17 @@ def _fit_in_map(
     return estimator
 
 
+def _load_map(options: FitOptions, path: str) -> ExactFeatureMap:
+    """Read the map of `--map`; refuse options that a fit in its features does not have."""
+    feature_map = load(path)
+    if not isinstance(feature_map, ExactFeatureMap):
+        raise InvalidInputError(f"--map takes a feature map, and {path} is a {type(feature_map).__name__}.")
+    if options.shrinkage == "auto" or options.alpha == "loo":
+        chosen = "--shrinkage auto" if options.shrinkage == "auto" else "--alpha loo"
+        raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
+    return feature_map
+
+
 def _build_estimator(kernel: Kernel, options: FitOptions) -> KernelEstimator:
     shared = {name: getattr(options, name) for name in _COMMON_OPTIONS} | options.select_given(("on_indefinite",))
     if options.method == "features":
@@ -269,13 +273,19 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
         if options.targets is not None:
             return source, arguments.read_labels(options.targets, "--targets", "target")
         return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
-    if not isinstance(source, NamedColumns):
-        option, file = ("label-column", "labels") if options.label_column else ("target-columns", "targets")
-        raise InvalidInputError(f"--{option} names a column of a table, and {train} is none; use --{file}.")
+    features = _list_feature_columns(source, train, options)
     y_source = open_source(train, columns=names, id_column=ids)
     values = cast("Array", y_source.read(slice(0, y_source.shape[0])))
-    others = open_source(train, columns=[name for name in source.columns if name not in names], id_column=ids)
+    others = open_source(train, columns=features, id_column=ids)
     if options.label_column is None:
         return others, values if len(names) > 1 else values[:, 0]
     are_integers = bool((values == np.rint(values)).all())
     return others, values[:, 0].astype(np.int64) if are_integers else values[:, 0]
+
+
+def _list_feature_columns(source: Source, train: str, options: FitOptions) -> list[str]:
+    """Return the columns of a table that are neither labels nor targets."""
+    if not isinstance(source, NamedColumns):
+        option, file = ("label-column", "labels") if options.label_column else ("target-columns", "targets")
+        raise InvalidInputError(f"--{option} names a column of a table, and {train} is none; use --{file}.")
+    return [name for name in source.columns if name not in options.y_columns]

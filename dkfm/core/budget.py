@@ -151,28 +151,24 @@ def columnwise_pivots_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
     """Return the peak bytes of the driver that finds r pivots among N rows of d columns without a Gram matrix.
 
     The driver holds the factor (N, r), that of the pivots and its inverse (r, r), the rows, and `copies` of the rows.
-
-    >>> columnwise_pivots_bytes(100_000, 2, 512) < 10**9
-    True
     """
     return _VALUE * (n * (r + 8) + 3 * r * r + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
 def streamed_pivots_bytes(n: int, d: int, r: int, tasks: int = 0) -> int:
-    """Return the peak bytes of the driver that finds r pivots in rounds among N rows that are not in memory.
+    """Return the peak bytes of the driver that finds r pivots in rounds, beside the residuals of all N rows.
 
-    The driver holds the residuals of all rows and, when they are sorted and certified at the end, ten numbers for each
-    row; the pivots; and then either the kernel values of the candidates of a round with a factor (r, r) and that of the
-    next round, or in a pass the factor, its inverse, and what takes `tasks` bytes in threads of this process.
+    The driver sorts some of the residuals; it holds the pivots, and then either the kernel values of the candidates of
+    a round with a factor (r, r) and that of the next round, or in a pass the factor, its inverse, and what takes
+    `tasks` bytes in threads of this process.
 
     >>> streamed_pivots_bytes(10**6, 5, 1000) < 10**9
     True
     """
-    candidates, factor = 2048, r * r
-    in_round = candidates * (3 * candidates + 2 * r + d) + 2 * factor
-    in_pass = 4 * factor + tasks // _VALUE
-    held = 10 * n + 2 * r * (d + 16)
-    return _VALUE * (held + max(in_round, in_pass)) + PROCESS_BYTES + _ROUND_BYTES
+    in_round = 2048 * (3 * 2048 + 2 * r + d) + 2 * r * r
+    in_pass = 4 * r * r + tasks // _VALUE
+    held = 5 * min(n, 2**20) + 2 * r * (d + 16) + max(in_round, in_pass)
+    return _VALUE * held + PROCESS_BYTES + _ROUND_BYTES
 
 
 def pivot_task_bytes(d: int, r: int, blocks: int = 1, copies: int = 1) -> int:
@@ -185,11 +181,14 @@ def pivot_task_bytes(d: int, r: int, blocks: int = 1, copies: int = 1) -> int:
     return _VALUE * (tile_values + (1 + copies) * r * (d + 3) + r * (r + 16) + (blocks + 2) * piece_values)
 
 
-def feature_sums_task_bytes(d: int, n: int, r: int, classes: int, blocks: int = 1, copies: int = 1) -> int:
-    """Return the bytes of a task that sums r features from n landmarks, and their products, over a tile of rows."""
-    tile_values, piece_values = min(16_384 * (d + 3 + classes), 2**22 + 2**16), 2**21
-    held = tile_values + (1 + copies) * n * (d + 3) + n * r + 3 * (r + classes) * (r + 1)
-    return _VALUE * (held + (blocks + 2) * piece_values)
+def feature_sums_task_bytes(d: int, n: int, r: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
+    """Return the bytes of a task that sums r features from n landmarks, and their products, over a tile of rows.
+
+    A task holds rows, landmarks and what the kernel prepares from them, weights, sums, and values of a smaller tile.
+    """
+    tile_values, piece_rows = min(16_384 * (d + 3 + columns), 2**22 + 2**16), choose_tile_rows(n)
+    held = tile_values + (1 + copies) * n * (d + 3) + n * r + (r + columns) * (r + 1)
+    return _VALUE * (held + piece_rows * (blocks * n + 2 * r))
 
 
 def columnwise_pivots_seconds(n: int, d: int, r: int) -> float:
@@ -205,8 +204,7 @@ def gram_and_pivots_seconds(n: int, d: int, r: int) -> float:
 def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None) -> float:
     """Predict the seconds to compute the Gram matrix of N rows of d columns on threads of this machine or of a cluster.
 
-    The time of this process, with a thread for each CPU, is shared among the threads. Tiles of `tile_rows` rows are
-    written to disk, by default none.
+    The threads share the time that a thread for each CPU would take. Tiles of `tile_rows` rows are written to disk.
     """
     files = 0 if tile_rows is None else (-(-n // tile_rows)) ** 2
     return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * FILE_SECONDS) / threads

@@ -104,8 +104,7 @@ class ExactFeatureMap(KernelTransformer):
     eigenvalues_ : ndarray of shape (rank,)
         Eigenvalues of A (or K) kept, in descending order; not in the cholesky basis.
     pivots_ : ndarray of shape (rank,)
-        Residual ``k(x, x) - |phi(x)|^2`` of each pivot when it was chosen, as a share of k(x, x); only in the cholesky
-        basis.
+        Share of k(x, x) that earlier pivots left of each pivot; only in the cholesky basis.
     scales_ : ndarray of shape (n_landmarks,)
         Diagonal of D; ones if the root is that of K, as for a clipped kernel.
     dropped_ : ndarray of shape (n_dropped,)
@@ -236,19 +235,20 @@ class ExactFeatureMap(KernelTransformer):
         require_same_columns(self.landmarks, X, "landmarks", "X")
         # Landmarks that are chosen are copied when they are.
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
-        rows, weights = drop_zero_weights(rows, sample_weight)
+        rows, of_all = drop_zero_weights(rows, sample_weight)
+        weights = of_all if self.centered else None
+        del of_all  # a number for each row
         self._log_fit(rows)
-        product_rows = landmarks.count_largest_matrix_rows(len(weights), self.n_landmarks, self.certify)
+        product_rows = landmarks.count_largest_matrix_rows(rows.indexable_rows.shape[0], self.n_landmarks, self.certify)
         with keep_states_until_end(), single_blas_thread_for_fit(product_rows):
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
-            model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
+            model, fitted = feature_maps.fit_map(rows, weights, chosen, options)
         return self._set_fitted(X, model, fitted)
 
     @property
     def _eigenvalues_or_pivots(self) -> Array:
         check_is_fitted(self, "model_")
-        values: Array = vars(self)[f"{eigenvalues_or_pivots_name(str(self._params_at_fit['basis']))}_"]
-        return values
+        return cast("Array", vars(self)[f"{eigenvalues_or_pivots_name(str(self._params_at_fit['basis']))}_"])
 
     @property
     def rank_(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from dkfm.core import cpus
 from dkfm.execution.blas_threads import single_blas_thread, single_blas_thread_in_worker
 from dkfm.execution.clusters.current_client import is_inside_worker
+from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.scorer import Scorer
 
@@ -20,16 +21,24 @@ a product on several threads waits up to ten milliseconds for each of them to ge
 """
 
 
+def may_use_threads(kernel: Kernel) -> bool:
+    """Return whether work on rows in memory may take all cores of this process.
+
+    It may not if the kernel is a user's code, which may not expect threads, or the caller has threads of its own. A
+    task of Dask has one core, because its worker uses the others.
+    """
+    is_alone = threading.current_thread() is threading.main_thread() and not is_inside_worker()
+    return is_alone and is_code_free(kernel)
+
+
 @contextmanager
 def choose_scoring_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scorer]:
     """Yield a scorer that scores n rows on as many threads as pay, with the threads of BLAS limited meanwhile.
 
-    Tiles of many rows are scored on all cores, unless the kernel is a user's code, which may not expect threads, or the
-    caller has threads of its own. A task of Dask has one core, because its worker uses the others.
+    Tiles of many rows are scored on all cores, if `may_use_threads`.
     """
-    is_alone = threading.current_thread() is threading.main_thread() and not is_inside_worker()
-    many, is_ours = scorer.count_tiles(output, n) >= _MIN_TILES * cpus.COUNT, is_code_free(scorer.model.kernel)
+    many = scorer.count_tiles(output, n) >= _MIN_TILES * cpus.COUNT
     few = scorer.count_multiplications(output, n) <= _MAX_SINGLE_THREAD_MULTIPLICATIONS
-    in_threads = many and is_ours and is_alone
+    in_threads = many and may_use_threads(scorer.model.kernel)
     with single_blas_thread() if in_threads or few else single_blas_thread_in_worker():
         yield replace(scorer, threads=cpus.COUNT) if in_threads else scorer

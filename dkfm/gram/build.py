@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from threading import current_thread, main_thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +23,7 @@ from dkfm.execution import memory, worker_checks
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
+from dkfm.execution.scoring_threads import may_use_threads
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.files import change_detection, local, temporary_folders
@@ -324,7 +324,7 @@ def compute_driver_gram(
     tiles is built on disk: temporarily, or in a workspace, where another fit finds it unless the kernel is a function.
     """
     n, limit, is_cluster = X.shape[0], checked_tile_rows(tile_rows), find_client(client) is not None
-    if is_code_free(kernel) and current_thread() is main_thread() and not is_cluster:  # else threads may not be wanted
+    if may_use_threads(kernel) and not is_cluster:
         limit = min(limit, _MEMORY_TILE_ROWS)
     if n <= limit:
         log_gram(X, 1, "in memory")

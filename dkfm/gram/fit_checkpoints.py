@@ -40,7 +40,7 @@ _ARRAY_NAME = re.compile(r"[a-z]+(-[0-9]+)?-[0-9a-f]{16}\.npy")
 _READ_ROWS = 2**16
 """Rows of an array that are read at a time."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the content, a part of its identity."""
 
 

@@ -17,6 +17,7 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
+from dkfm.files.row_values import allocate_row_values
 from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.kernels.base import Kernel
@@ -33,6 +34,12 @@ R = TypeVar("R")
 
 _TILE_ROWS = 16_384
 """Largest number of rows of a task."""
+
+_SMALL_TILE_ROWS = 1024
+"""Largest number of rows of a task if the rows are few."""
+
+_TILES = 16
+"""Number of tasks if the rows are neither few nor many."""
 
 _TILE_VALUES = 2**22
 """Largest number of values of the rows of a task: 34 megabytes."""
@@ -55,11 +62,11 @@ class RowPasses:
     @property
     def tile_rows(self) -> int:
         """Rows of a task."""
-        return choose_tile_rows(self.source.float64s_per_row)
+        return choose_tile_rows(self.source.shape[0], self.source.float64s_per_row)
 
     def compute_initial_residuals(self) -> Array:
         """Return the residuals before the first pivot: 1, 0 of zero vectors, -1 where k(x, x) is negative."""
-        residuals = np.empty(self.source.shape[0])
+        residuals = allocate_row_values(self.source.shape[0])
         self._run(compute_diagonal_signs, (), partial(_store, residuals))
         return residuals
 
@@ -68,12 +75,12 @@ class RowPasses:
         with self.shared.share(pivots) as P, self.shared.share(np.ascontiguousarray(weights)) as W:
             self._run(compute_squares, (P, W), partial(_subtract, residuals))
 
-    def recompute_residuals(self, pivots: Rows, weights: Array, probes: Array) -> tuple[Array, float]:
-        """Return all residuals, computed from all features, and the largest norm of a row's coefficients.
+    def recompute_residuals(self, residuals: Array, pivots: Rows, weights: Array, probes: Array) -> float:
+        """Replace the residuals (N,) of all rows by those from all features; return the largest norm of coefficients.
 
-        The products of the features with `probes` (r, 16) are those of the coefficients with random signs.
+        The products of the features with `probes` (r, 16) are those of a row's coefficients with random signs.
         """
-        residuals, norms = np.empty(self.source.shape[0]), [1.0]
+        norms = [1.0]
 
         def store(result: tuple[slice, Array, float]) -> None:
             residuals[result[0]] = result[1]
@@ -82,7 +89,7 @@ class RowPasses:
         everything = np.ascontiguousarray(np.hstack([weights, weights @ probes]))
         with self.shared.share(pivots) as P, self.shared.share(everything) as W:
             self._run(measure_largest_residuals, (P, W), store)
-        return residuals, max(norms)
+        return max(norms)
 
     def compute_feature_moments(
         self, landmarks: Rows, root: Root, weighted: WeightedRows
@@ -92,7 +99,7 @@ class RowPasses:
         They are ``sum w a phi`` (c, r) and ``sum w a k(x, x)`` (c,) for each column a, and ``sum w phi phi'`` (r, r).
         """
         count, r = weighted.n_columns, root.weights.shape[1]
-        sums = OrderedSums(np.zeros((count + r, r + 1)), count + r, self.shared.folder)
+        sums = OrderedSums(np.zeros((1, _count_sums(count, r))), 1, self.shared.folder)
         parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))
         numbers = {part.start: number for number, part in enumerate(parts)}
 
@@ -102,7 +109,7 @@ class RowPasses:
         with self.shared.share(landmarks) as L, self.shared.share(np.ascontiguousarray(root.weights)) as W:
             arguments = ((L, W, root.triangular, weighted.subset(part)) for part in parts)
             self._run_parts("dkfm-moments", compute_moments_of_rows, parts, arguments, add)
-        return sums.total[:count, :r], sums.total[count:, :r], sums.total[:count, r]
+        return _split_sums(sums.total, count, r)
 
     def take_rows(self, numbers: Indices) -> Rows:
         """Return some rows, read by a task for each tile of them."""
@@ -151,13 +158,14 @@ class RowPasses:
             )
 
 
-def choose_tile_rows(width: int) -> int:
-    """Choose the rows of a task, of so many values each.
+def choose_tile_rows(n: int, width: int) -> int:
+    """Choose the rows of a task, of n rows of so many values each: fewer where some threads would soon have none.
 
-    >>> choose_tile_rows(5), choose_tile_rows(784)
-    (16384, 5349)
+    >>> choose_tile_rows(10**6, 5), choose_tile_rows(10**6, 784), choose_tile_rows(20_000, 5), choose_tile_rows(3000, 5)
+    (16384, 5349, 1250, 750)
     """
-    return max(1, min(_TILE_ROWS, _TILE_VALUES // max(1, width)))
+    tiles = min(_TILES, 2 * chunking.count_tiles(n, 2 * _SMALL_TILE_ROWS))
+    return max(1, min(_TILE_ROWS, chunking.count_tiles(n, tiles), _TILE_VALUES // max(1, width)))
 
 
 def _store(residuals: Array, result: tuple[slice, Array]) -> None:
@@ -236,19 +244,29 @@ def compute_moments_of_rows(
     weighted: WeightedRows,
     requirements: WorkerRequirements | None,
 ) -> tuple[slice, Array]:
-    """Return sums over some rows, for `RowPasses.compute_feature_moments`: the features first, then the products."""
+    """Return sums over some rows (1, s), for `RowPasses.compute_feature_moments`."""
     require_fit_worker(requirements)
     X, L, W = read_finite(source, rows), _read_all(landmarks), cast("Array", _read_all(weights))
     columns = weighted.weighted_columns()
+    sums = np.zeros((1, _count_sums(weighted.n_columns, W.shape[1])))
+    first, second, traces = _split_sums(sums, weighted.n_columns, W.shape[1])
     scorer = prepare_scorer(Model(kernel, L, {"features": Head(W, triangular=triangular)}))
     with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
-        first, second = training_statistics.sum_features_and_products(scorer, [X], columns, weighted.weights)
-        traces = columns.T @ kernel.evaluate_diagonal(X)
-    sums = np.pad(np.vstack([first, second]), ((0, 0), (0, 1)))
-    sums[: len(traces), -1] = traces
+        training_statistics.add_features_and_products(scorer, [X], columns, weighted.weights, first, second)
+        traces += columns.T @ kernel.evaluate_diagonal(X)
     if not np.isfinite(sums).all():
         raise KernelError(f"{kernel!r}, or a feature, is not finite for a row from {rows.start} on of {source.name}.")
     return rows, sums
+
+
+def _count_sums(count: int, r: int) -> int:
+    return count * r + r * r + count
+
+
+def _split_sums(sums: Array, count: int, r: int) -> tuple[Array, Array, Array]:
+    """Return views of sums (1, s): of features (c, r), of products (r, r), and of k(x, x) (c,)."""
+    first, second, traces = np.split(sums[0], np.cumsum([count * r, r * r]))
+    return first.reshape(count, r), second.reshape(r, r), traces
 
 
 def _read_all(source: Source) -> Rows:

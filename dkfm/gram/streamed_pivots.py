@@ -17,10 +17,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core import chunking
 from dkfm.core.rows import Array, Rows, stack_rows
 from dkfm.errors import KernelError
 from dkfm.execution.executors import Executor
+from dkfm.files.row_values import allocate_row_values, iter_blocks
 from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, Checkpoint
 from dkfm.gram.row_passes import RowPasses
 from dkfm.gram.shared_arrays import SharedArrays
@@ -41,9 +41,6 @@ _LARGEST = 512
 
 _ROUND_SHARE = 0.1
 """Share of the largest residual down to which a round accepts pivots."""
-
-_BLOCK_ROWS = 2**20
-"""Residuals that the driver looks at together."""
 
 _MAX_DROPPED = 2**20
 """Number of residuals, the largest, that the attribute `dropped_` of a map keeps."""
@@ -123,7 +120,7 @@ def find_streamed_pivots(
         probes = state.factor.compute_inverse_transpose_columns(0).T @ make_probes(
             len(state.numbers)
         )  # L^-1 and random signs
-        state.residuals, norm = passes.recompute_residuals(state.rows, state.make_root_columns(0), probes)
+        norm = passes.recompute_residuals(state.residuals, state.rows, state.make_root_columns(0), probes)
         lowest = float(state.residuals.min())
         state.residuals[state.numbers] = 0.0
         is_full = len(state.numbers) >= search.limit or state.residuals.max() <= search.threshold
@@ -145,7 +142,7 @@ def _save(state: _State, rng: np.random.RandomState, checkpoint: Checkpoint) -> 
     """Keep the state at the end of a round, with that of the draws."""
     generator: dict[str, Any] = rng.get_state(legacy=False)["state"]
     arrays = {
-        "residuals": state.residuals,
+        "residuals": state.residuals[:, np.newaxis],
         "lower": state.factor.lower,
         "values": state.factor.pivot_values,
         "numbers": state.numbers,
@@ -167,8 +164,9 @@ def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoin
         load("numbers").astype(np.intp),
         GrowingFactor(cast("Array", load("lower")), cast("Array", load("values"))),
     )
-    rows = passes.take_rows(numbers)
-    residuals, lengths, largest = (cast("Array", load(name)) for name in ("residuals", "lengths", "largest"))
+    rows, residuals = passes.take_rows(numbers), allocate_row_values(passes.source.shape[0])
+    checkpoint.read_into(residuals[:, np.newaxis], "residuals")
+    lengths, largest = (cast("Array", load(name)) for name in ("lengths", "largest"))
     return _State(residuals, factor, numbers, rows, lengths, largest.tolist())
 
 
@@ -216,33 +214,33 @@ def _draw_candidates(residuals: Array, search: PivotSearch) -> Indices:
     than once.
     """
 
-    def drawable(block: slice) -> Array:
-        return np.where(residuals[block] > search.threshold, residuals[block], 0.0)
+    def drawable(block: Array) -> Array:
+        return np.where(block > search.threshold, block, 0.0)
 
-    if not search.is_random and int(np.count_nonzero(residuals > search.threshold)) <= _CANDIDATES:
-        return np.flatnonzero(residuals > search.threshold)
-    blocks = list(chunking.row_slices(len(residuals), _BLOCK_ROWS))
-    totals = np.array([drawable(block).sum() for block in blocks])
+    blocks = list(iter_blocks(residuals))
+    n_drawable = sum(int(np.count_nonzero(block > search.threshold)) for _, block in blocks)
+    if not search.is_random and n_drawable <= _CANDIDATES:
+        return np.concatenate([rows.start + np.flatnonzero(block > search.threshold) for rows, block in blocks])
+    totals = np.array([drawable(block).sum() for _, block in blocks])
     count = _CANDIDATES if search.is_random else _CANDIDATES - _LARGEST
     in_block = search.rng.choice(len(blocks), count, p=totals / totals.sum())
     drawn = np.empty(count, np.intp)
     for number in np.unique(in_block):
-        block, here = blocks[number], np.flatnonzero(in_block == number)
+        (rows, block), here = blocks[number], np.flatnonzero(in_block == number)
         sums = np.cumsum(drawable(block))
         at = np.searchsorted(sums, search.rng.uniform(high=sums[-1], size=len(here)), side="right")
-        drawn[here] = block.start + np.minimum(at, len(sums) - 1)
+        drawn[here] = rows.start + np.minimum(at, len(sums) - 1)
     if search.is_random:
         return drawn
-    return np.union1d(drawn, _find_largest(residuals, blocks))
+    return np.union1d(drawn, _find_largest(residuals))
 
 
-def _find_largest(residuals: Array, blocks: list[slice]) -> Indices:
+def _find_largest(residuals: Array) -> Indices:
     """Return the numbers of the rows of the largest residuals."""
     found = np.zeros(0, np.intp)
-    for block in blocks:
-        values = residuals[block]
-        at = np.argpartition(values, -_LARGEST)[-_LARGEST:] if len(values) > _LARGEST else np.arange(len(values))
-        found = np.append(found, block.start + at)
+    for rows, block in iter_blocks(residuals):
+        at = np.argpartition(block, -_LARGEST)[-_LARGEST:] if len(block) > _LARGEST else np.arange(len(block))
+        found = np.append(found, rows.start + at)
         if len(found) > _LARGEST:
             found = found[np.argpartition(residuals[found], -_LARGEST)[-_LARGEST:]]
     return found
@@ -263,12 +261,24 @@ def _compute_normalized_values(
 
 
 def _make_pivots(state: _State, norm: float, lowest: float) -> Pivots:
-    """Return the pivots with the root ``D^-1 L^-T`` and the residuals of all rows."""
-    rank, others = len(state.numbers), np.delete(state.residuals, state.numbers)
-    state.largest_residuals[-1] = float(others.max(initial=0.0))
+    """Return the pivots with the root ``D^-1 L^-T``; the residuals of all rows are not needed any more."""
+    rank, n, residuals = len(state.numbers), len(state.residuals), state.residuals
+    state.largest_residuals[-1] = max(float(residuals.max()), 0.0)  # those of pivots are 0
+    residuals[state.numbers] = -inf  # they are no residuals that were dropped
+    dropped = _sort_largest(residuals, min(_MAX_DROPPED, n - rank))
     largest = np.maximum(np.maximum.accumulate(state.largest_residuals[::-1])[::-1], 0.0)
-    limits = np.append(np.full(rank, inf), inf if len(others) else 0.0)
+    limits = np.append(np.full(rank, inf), inf if n > rank else 0.0)
     shares = Residuals(largest, min(lowest, 0.0), norm, RESIDUAL_ROUNDING, limits)
-    dropped = np.sort(others)[::-1][:_MAX_DROPPED]
     root = Root(state.make_root_columns(0), state.factor.pivot_values, dropped, state.pivot_norms, triangular=True)
     return Pivots(state.numbers, root, shares)
+
+
+def _sort_largest(residuals: Array, count: int) -> Array:
+    """Return the largest residuals, descending."""
+    kept: Array = np.zeros(0)
+    for _, block in iter_blocks(residuals):
+        kept = np.concatenate([kept, block])
+        if len(kept) > count:
+            smallest_first = np.partition(kept, max(0, len(kept) - count - 1))
+            kept = smallest_first[len(kept) - count :].copy()
+    return np.sort(kept)[::-1]

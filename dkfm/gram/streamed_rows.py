@@ -12,6 +12,7 @@ import zarr
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, stack_rows
 from dkfm.errors import KernelError
+from dkfm.files.row_values import allocate_row_values
 from dkfm.gram.training_data import Indices, TrainingRows
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates import kernel_rounding
@@ -68,11 +69,15 @@ class StreamedRows:
 
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
+        diagonal, start = allocate_row_values(self.source.shape[0]), 0
         with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise
-            diagonal = np.concatenate([self.kernel.evaluate_diagonal(tile) for tile in self.iter_row_tiles()])
-        if not np.isfinite(diagonal).all():
-            number = int(np.isfinite(diagonal).argmin())
-            raise KernelError(f"{self.kernel!r} returned {diagonal[number]} for row {number} with itself.")
+            for tile in self.iter_row_tiles():
+                values = self.kernel.evaluate_diagonal(tile)
+                if not np.isfinite(values).all():
+                    at = int(np.isfinite(values).argmin())
+                    raise KernelError(f"{self.kernel!r} returned {values[at]} for row {start + at} with itself.")
+                diagonal[start : start + len(values)] = values
+                start += len(values)
         return diagonal
 
     def find_rounding_probe_rows(self, diagonal: Array) -> Indices:

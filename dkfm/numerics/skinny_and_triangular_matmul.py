@@ -1,4 +1,4 @@
-"""Multiply wide blocks with narrow matrices, as projection on a few components does, and with triangular matrices.
+"""Multiply wide blocks with narrow matrices, as projection on a few components does, with triangular ones, and alone.
 
 BLAS packs a large left operand before it multiplies, which for a right operand of few columns takes longer than the
 multiplication. OpenBLAS does not pack small matrices, so a narrow product is computed as a sum of small products.
@@ -82,22 +82,43 @@ def triangular_matmul_in_place(values: Array, W: Array) -> None:
     letter, scalar = _BLAS_TYPES[values.dtype]
     rows, columns = ctypes.byref(ctypes.c_int(r)), ctypes.byref(ctypes.c_int(n))
     # In Fortran order, W is the lower triangular matrix W', and the rows of the values are columns.
-    _load_trmm(letter)(
+    _load_blas(f"{letter}trmm", 4, 7)(
         *(b"L", b"L", b"N", b"N"),
         *(rows, columns, ctypes.byref(scalar(1.0))),
         *(W.ctypes.data, rows, values.ctypes.data, rows),
     )
 
 
+def add_lower_products(values: Array, out: Array) -> None:
+    """Add ``values' values`` of values (n, r) to the lower triangle of `out` (r, r); both are C-contiguous float64.
+
+    SciPy's own wrapper would keep other threads of Python waiting, and NumPy's product fills a second matrix.
+
+    >>> out = np.zeros((2, 2))
+    >>> add_lower_products(np.array([[1.0, 2.0], [3.0, 4.0]]), out)
+    >>> out
+    array([[10.,  0.],
+           [14., 20.]])
+    """
+    n, r = values.shape
+    ready = values.flags.c_contiguous and out.flags.c_contiguous and out.flags.writeable
+    if values.dtype != np.float64 or out.dtype != np.float64 or out.shape != (r, r) or not ready:
+        raise AssertionError("Values and sums are float64 in the order of C, and the sums can be written.")
+    if n == 0 or r == 0:
+        return
+    rows, columns, one = ctypes.byref(ctypes.c_int(r)), ctypes.byref(ctypes.c_int(n)), ctypes.byref(ctypes.c_double(1))
+    # In Fortran order, the rows of the values are columns, and the lower triangle is the upper one.
+    _load_blas("dsyrk", 2, 8)(b"U", b"N", rows, columns, one, values.ctypes.data, rows, one, out.ctypes.data, rows)
+
+
 @cache
-def _load_trmm(letter: str) -> Callable[..., None]:
-    """Return the BLAS routine ``dtrmm`` or ``strmm`` that SciPy exports; its arguments are pointers."""
+def _load_blas(name: str, letters: int, pointers: int) -> Callable[..., None]:
+    """Return a BLAS routine that SciPy exports; its arguments are so many pointers to letters, and to other values."""
     from scipy.linalg import cython_blas
 
     exported: dict[str, object] = dict(cython_blas.__pyx_capi__)
-    capsule = exported[f"{letter}trmm"]
+    capsule = exported[name]
     get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
     get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     address = get_pointer(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, get_name(capsule))
-    letters, pointers = [ctypes.c_char_p] * 4, [ctypes.c_void_p] * 7
-    return ctypes.CFUNCTYPE(None, *letters, *pointers)(address)
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_char_p] * letters, *[ctypes.c_void_p] * pointers)(address)

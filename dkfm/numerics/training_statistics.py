@@ -1,16 +1,19 @@
 """Compute sums and maxima over all training rows, a tile at a time, in float64."""
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol, Self
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
 from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import KernelError
+from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics.map_error_bounds import Residuals, estimate_largest_norm, make_probes
 from dkfm.numerics.roots import Root, replace_zero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
+from dkfm.numerics.skinny_and_triangular_matmul import add_lower_products
 
 
 class WeightedRows(Protocol):
@@ -29,6 +32,27 @@ class WeightedRows(Protocol):
 
     def subset(self, row_indices: slice, /) -> Self:
         """Return those of some rows."""
+
+
+@dataclass(frozen=True)
+class EqualRows:
+    """Rows of weight 1 in one column, without a number for each."""
+
+    n: int
+    n_columns: ClassVar[int] = 1
+
+    @property
+    def weights(self) -> Array:
+        """Ones (n,)."""
+        return np.ones(self.n)
+
+    def weighted_columns(self) -> Array:
+        """Return ones (n, 1)."""
+        return np.ones((self.n, 1))
+
+    def subset(self, row_indices: slice) -> "EqualRows":
+        """Return some of the rows."""
+        return EqualRows(row_indices.stop - row_indices.start)
 
 
 def measure_largest_residuals(
@@ -80,21 +104,42 @@ def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> 
     return total
 
 
-def sum_features_and_products(
-    score: Scorer, tiles: Iterable[Rows], columns: Array, weights: Array
-) -> tuple[Array, Array]:
-    """Return two sums of the features phi of all training rows.
+def add_features_and_products(
+    score: Scorer,
+    tiles: Iterable[Rows],
+    columns: Array,
+    weights: Array,
+    first: Array,
+    second: Array,
+    add_products: Callable[[Array, Array], None] = add_lower_products,
+) -> None:
+    """Add two sums of the features phi of some rows to arrays.
 
-    These are ``sum a phi`` (c, r) for each column a of some columns (N, c), and ``sum w phi phi'`` (r, r) with the
-    weights w (N,). The model has a head "features".
+    Parameters
+    ----------
+    score : Scorer
+        A prepared model with a head "features" of r columns.
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+        The rows.
+    columns : ndarray of shape (N, c)
+        Columns a of ``sum a phi``.
+    weights : ndarray of shape (N,)
+        Non-negative weights w of ``sum w phi phi'``.
+    first : ndarray of shape (c, r)
+        To which ``sum a phi`` is added.
+    second : ndarray of shape (r, r)
+        To whose lower triangle ``sum w phi phi'`` is added, and copied to the upper one. C-contiguous.
+    add_products : callable
+        Adds ``F'F`` of features F (n, r) to an array (r, r), or to its lower triangle.
     """
-    r = score.model.head("features").width
-    second, first = np.zeros((r, r)), np.zeros((columns.shape[1], r))
+    roots = None if (weights == 1).all() else np.sqrt(weights)[:, np.newaxis]
     for positions, rows in _iter_subtiles(score, tiles):
         features = score.apply_weights("features", score.kernel_values(rows))
-        second += (features * weights[positions, np.newaxis]).T @ features
         first += columns[positions].T @ features
-    return first, second
+        if roots is not None:
+            features *= roots[positions]
+        add_products(features, second)
+    mirror_lower(second)
 
 
 def kernel_values_of_random_combinations(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> Array:

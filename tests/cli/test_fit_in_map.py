@@ -1,6 +1,7 @@
 """`dkfm fit --map`: components and discriminants of all rows of a file, in the features of a map."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -59,6 +60,29 @@ def test_columns_are_those_of_the_map(data):
     np.testing.assert_allclose(pca.eigenvalues_, truth.eigenvalues_, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x.npy m --components 2",
+        "x.npy m --method fisher --labels y.npy",
+        "x.npy m --method ridge --targets y.npy",
+        "x.parquet m --map named --components 2",
+        "x.parquet m --map named --method fisher --label-column label",
+    ],
+)
+def test_a_plan_says_what_the_pass_takes_and_writes_nothing(data, line):
+    run("fit x.parquet named --method features --kernel gaussian --param sigma=2 --basis cholesky --columns c,a")
+    before = sorted(Path.cwd().rglob("*"))
+    line = line if "--map" in line else f"{line} --map map"
+    plan = json.loads(run(f"fit {line} --dry-run --json"))
+    phi = dkfm.load("named" if "named" in line else "map")
+    assert plan["road"] == f"sums of {phi.rank_:,} features of all rows, in one pass"
+    assert (plan["rows"], plan["columns"], plan["landmarks"]) == (len(data[0]), phi.n_features_in_, phi.rank_)
+    assert plan["disk_bytes"] == 0
+    assert sorted(Path.cwd().rglob("*")) == before
+    run(f"fit {line}")  # what is planned can be fitted
+
+
 @pytest.mark.alike
 @pytest.mark.parametrize(
     ("line", "exit_code", "sentence"),
@@ -68,7 +92,8 @@ def test_columns_are_those_of_the_map(data):
         ("x.npy m --map map --param sigma=1", 2, "--param does not go with --map"),
         ("x.npy m --map map --standardize", 2, "--standardize does not go with --map"),
         ("x.npy m --map map --method features", 2, "--map belongs to --method pca"),
-        ("x.npy m --map map --dry-run", 2, "no plan of --map"),
+        ("x.parquet m --map map --dry-run", 1, "5 columns and the map was fitted with 3"),
+        ("x.npy m --map map --method fisher --labels y.npy --shrinkage auto --dry-run", 2, "--shrinkage auto needs"),
         ("x.npy m --map map --method fisher --labels y.npy --shrinkage auto", 2, "--shrinkage auto needs"),
         ("x.npy m --map nowhere", 1, "nowhere"),
         ("x.parquet m --map map", 1, "5 columns and the map was fitted with 3"),

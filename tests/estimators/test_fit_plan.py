@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from sklearn.exceptions import NotFittedError
 
 import dkfm
 from dkfm import kernels
@@ -101,6 +102,34 @@ def test_any_form_of_rows_has_the_same_plan(rng, tmp_path):
         dkfm.plan_fit(pca_, dd.from_pandas(pd.DataFrame(X), npartitions=2))
     with pytest.raises(KernelError, match="near it: gaussian"):
         dkfm.plan_fit(dkfm.ExactFeatureMap("gausian"), X)
+
+
+def test_the_plan_of_a_fit_in_the_features_of_a_map(rng, tmp_path, client):
+    X = rng.normal(size=(500, 3))
+    np.save(tmp_path / "x.npy", X)
+    phi = dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky", tol=1e-2, workspace=tmp_path).fit(X)
+    here = dkfm.plan_fit(dkfm.KernelPCA(2), X, feature_map=phi)
+    assert (here.rows, here.columns, here.landmarks, here.disk_bytes, here.task_bytes) == (500, 3, phi.rank_, 0, 0)
+    assert here.model_bytes == 8 * phi.rank_ * (3 + 2)
+    for rows in ((10**9, 3), tmp_path / "x.npy"):
+        many = dkfm.plan_fit(dkfm.KernelPCA(2), rows, feature_map=phi, client=client)
+        assert many.memory_bytes < 10**8  # nothing grows with the rows
+        assert (many.place, many.disk_bytes) == (str(tmp_path), 8 * phi.rank_ * (3 + phi.rank_))
+        assert many.task_bytes > 0
+    with_labels = dkfm.plan_fit(dkfm.KernelFisher(), (10**9, 3), feature_map=phi)
+    assert with_labels.memory_bytes > 8 * 10**9
+    assert with_labels.seconds > 1e5 * here.seconds
+    lazy = dkfm.plan_fit(dkfm.KernelRidge(), da.from_array(X), feature_map=phi)
+    assert lazy.disk_bytes == 8 * 500 * 3 + many.disk_bytes
+    for estimator, rows, feature_map, message in [
+        (dkfm.ExactFeatureMap(GAUSSIAN), X, phi, "ExactFeatureMap is not fitted in the features of a map"),
+        (dkfm.KernelPCA(2), X[:, :2], phi, "X has 2 columns and the map was fitted with 3"),
+        (dkfm.KernelPCA(2), X, "map", "feature_map must be an ExactFeatureMap"),
+    ]:
+        with pytest.raises(InvalidInputError, match=message):
+            dkfm.plan_fit(estimator, rows, feature_map=feature_map)
+    with pytest.raises(NotFittedError):
+        dkfm.plan_fit(dkfm.KernelPCA(2), X, feature_map=dkfm.ExactFeatureMap(GAUSSIAN))
 
 
 def test_a_gram_matrix_on_disk_has_its_size_and_place(tmp_path, rng, steps):

@@ -93,7 +93,7 @@ def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, 
     pca = KernelPCA(5, kernel="rbf", centered=centered, workspace=tmp_path).fit(X, sample_weight=weights)
     monkeypatch.setattr(fit_certificates, "SMALL_ROWS", 100)
     monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0)
-    monkeypatch.setattr(fit_certificates, "choose_tile_rows", lambda width: 90)
+    monkeypatch.setattr(fit_certificates, "choose_tile_rows", lambda n, width: 90)
     sound, damaged = pca.model_, deepcopy(pca.model_)
     damaged.head("scores").weights[650, 0] += 1.0
 

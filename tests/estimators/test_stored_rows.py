@@ -1,5 +1,7 @@
 """Fits to rows where they are stored: the maps of the same rows in memory, tile by tile, and nothing if they change."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 
 import dask.array as da
@@ -16,9 +18,10 @@ from sklearn.utils.validation import check_is_fitted
 import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
 from dkfm.cli.app import main
+from dkfm.core import cpus
 from dkfm.errors import BudgetError, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import out_of_core_rows
-from dkfm.execution import memory
+from dkfm.execution import executors, memory
 from dkfm.gram import row_passes, streamed_rows
 from helpers.harness import left
 
@@ -310,3 +313,45 @@ def test_a_gram_matrix_in_a_file_is_no_rows(stored, tmp_path, monkeypatch):
         fit = f"fit gram.npy model --method features --kernel precomputed --overwrite {line}"
         ended = CliRunner().invoke(main, fit.split())
         assert (ended.exit_code, ended.exception) == (0, None), ended.output
+
+
+def record_thread(X, Y):
+    """A linear kernel that notes which thread computes it."""
+    THREADS.add(threading.get_ident())
+    return X @ Y.T
+
+
+THREADS: set[int] = set()
+
+
+@pytest.mark.parametrize("basis", ["cholesky", "spectral"])
+def test_many_rows_in_memory_give_what_their_file_gives_on_any_number_of_threads(basis, tmp_path, rng, monkeypatch):
+    X, y = rng.normal(size=(2100, 3)), rng.integers(3, size=2100)
+    np.save(tmp_path / "x.npy", X)
+    phi = ExactFeatureMap(K, basis=basis, landmarks="uniform", n_landmarks=60, random_state=0).fit(X)
+    weights = rng.uniform(0.5, 2, size=2100)
+    for given in (None, weights):
+        truth = KernelPCA.from_map(phi, 4, tmp_path / "x.npy", sample_weight=given)
+        for threads in (1, 3):
+            monkeypatch.setattr(cpus, "COUNT", threads)
+            found = KernelPCA.from_map(phi, 4, X, sample_weight=given)
+            np.testing.assert_array_equal(found.transform(X[:9]), truth.transform(X[:9]))
+    labels = KernelFisher.from_map(phi, y, X).predict(X)
+    np.testing.assert_array_equal(labels, KernelFisher.from_map(phi, y, tmp_path / "x.npy").predict(X))
+
+
+def test_a_function_of_the_user_is_computed_in_the_callers_thread(rng):
+    X = rng.normal(size=(2100, 3))
+    phi = ExactFeatureMap(kernels.Function(record_thread), basis="cholesky").fit(X[:50])
+    THREADS.clear()
+    KernelPCA.from_map(phi, 2, X)
+    assert {threading.get_ident()} == THREADS
+
+
+def test_in_a_thread_of_the_callers_no_other_threads_start(rng, monkeypatch):
+    X = rng.normal(size=(2100, 3))
+    phi = ExactFeatureMap(K, basis="cholesky", landmarks="uniform", n_landmarks=20).fit(X)
+    monkeypatch.setattr(executors, "ThreadExecutor", None)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(KernelPCA.from_map, phi, 2, X).result()
+    assert found.eigenvalues_.shape == (2,)

@@ -54,7 +54,7 @@ def test_scores_of_dense_weights_call_no_routine_of_scipys_blas(monkeypatch, rng
     def refuse(*arguments):
         raise AssertionError("SciPy's BLAS is called")
 
-    monkeypatch.setattr(matmul, "_load_trmm", refuse)
+    monkeypatch.setattr(matmul, "_load_blas", refuse)
     monkeypatch.setattr("scipy.linalg.get_blas_funcs", refuse)
     X, W = (rng.normal(size=shape).astype(dtype) for shape in ((9, 4), (9, 3)))
     scorer = prepare_scorer(Model(kernel, X, {"scores": Head(W, link=link), "back": Head(W, None, np.ones(3, dtype))}))

@@ -14,6 +14,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution.executors import ThreadExecutor, open_executor
+from dkfm.files import row_values
 from dkfm.gram import row_passes, streamed_pivots
 from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots
@@ -48,7 +49,7 @@ def small_rounds(monkeypatch):
     """Rounds of a few candidates, and tiles of a few rows."""
     monkeypatch.setattr(streamed_pivots, "_CANDIDATES", 16)
     monkeypatch.setattr(streamed_pivots, "_LARGEST", 4)
-    monkeypatch.setattr(streamed_pivots, "_BLOCK_ROWS", 50)
+    monkeypatch.setattr(row_values, "BLOCK_ROWS", 50)
     monkeypatch.setattr(row_passes, "_TILE_ROWS", 37)
 
 
@@ -131,6 +132,31 @@ def test_any_number_of_threads_and_any_form_of_rows_have_the_same_bits(tmp_path,
     assert list((tmp_path / "w").iterdir()) == []
 
 
+@pytest.mark.parametrize("is_random", [False, True])
+@pytest.mark.parametrize("limit", [None, 21])
+def test_residuals_in_a_file_have_the_same_bits(is_random, limit, small_rounds, rng, monkeypatch):
+    X = rng.normal(size=(300, 2))
+    truth = find(kernels.Gaussian(1.0), X, 1e-3, limit, is_random=is_random)
+    monkeypatch.setattr(row_values, "_MAX_MEMORY_BYTES", 0)
+    found = find(kernels.Gaussian(1.0), X, 1e-3, limit, is_random=is_random)
+    np.testing.assert_array_equal(found.row_indices, truth.row_indices)
+    np.testing.assert_array_equal(found.root.weights, truth.root.weights)
+    np.testing.assert_array_equal(found.residual_summary.largest_by_rank, truth.residual_summary.largest_by_rank)
+    residuals = np.delete(true_residuals(kernels.Gaussian(1.0), X, found), found.row_indices)
+    for dropped in (truth.root.dropped_values, found.root.dropped_values):
+        np.testing.assert_allclose(dropped, np.sort(residuals)[::-1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kept", [1, 3, 50, 299, 300])
+def test_the_largest_dropped_residuals_are_kept(kept, small_rounds, rng, monkeypatch):
+    X = rng.normal(size=(300, 2))
+    everything = find(kernels.Gaussian(1.0), X, 1e-2).root.dropped_values
+    monkeypatch.setattr(streamed_pivots, "_MAX_DROPPED", kept)
+    np.testing.assert_array_equal(find(kernels.Gaussian(1.0), X, 1e-2).root.dropped_values, everything[:kept])
+    few = np.array([[0.0], [5.0], [9.0]])  # all are pivots
+    assert len(find(kernels.Gaussian(1.0), few).root.dropped_values) == 0
+
+
 def test_sparse_rows_have_the_pivots_of_dense_ones(rng):
     X = rng.normal(size=(200, 8)) * (rng.uniform(size=(200, 8)) < 0.4)
     found = find(kernels.Gaussian(2.0), csr_array(X), 1e-3)
@@ -194,31 +220,32 @@ def test_random_pivots_are_distributed_as_one_by_one(rng):
 
 
 MEMORY = """
-import sys
+import sys, tracemalloc
 import numpy as np
 from dkfm import ExactFeatureMap, kernels
-from dkfm.execution.memory import peak_memory
+from dkfm.files import row_values
+from dkfm.gram import streamed_pivots
 
-n, spread = int(sys.argv[1]), np.random.default_rng(0).normal(size=(4, 64)) / 8
-with open(sys.argv[2], "wb") as file:
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (n, 64)})
-    for start in range(0, n, 10_000):
-        file.write((np.random.default_rng(start).normal(size=(10_000, 4)) @ spread).tobytes())
-phi = ExactFeatureMap(kernels.Gaussian(9.0), basis="cholesky", tol=1e-2)
-phi.fit(np.random.default_rng(0).normal(size=(2000, 4)) @ spread)
-before = peak_memory()
-phi.fit(sys.argv[2])
-print(phi.rank_, peak_memory() - before)
+n, row_values._MAX_MEMORY_BYTES = int(sys.argv[1]), int(sys.argv[2])
+row_values.BLOCK_ROWS, streamed_pivots._MAX_DROPPED = 2**16, 2**10
+with open(sys.argv[3], "wb") as file:
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (n, 2)})
+    for start in range(0, n, 100_000):
+        file.write(np.random.default_rng(start).normal(size=(100_000, 2)).tobytes())
+phi = ExactFeatureMap(kernels.Gaussian(9.0), basis="cholesky", n_landmarks=8, landmarks="pivots", progress=False)
+tracemalloc.start()
+phi.fit(sys.argv[3])
+print(tracemalloc.get_traced_memory()[1])
 """
 
 
 @pytest.mark.slow
-def test_memory_grows_by_a_few_numbers_a_row(tmp_path):
-    def measure(n):
-        command = [sys.executable, "-c", MEMORY, str(n), str(tmp_path / f"{n}.npy")]
-        return map(int, subprocess.check_output(command, text=True).split())
+def test_memory_grows_by_a_number_a_row_or_not_at_all(tmp_path):
+    def measure(n, in_memory):
+        command = [sys.executable, "-c", MEMORY, str(n), str(in_memory), str(tmp_path / "x.npy")]
+        return int(subprocess.check_output(command, text=True))
 
-    (rank, few), (_, many) = measure(30_000), measure(300_000)
-    assert rank > 20
-    # What the threads hold at the same time differs by some buffers. The rows themselves are 138 MB more.
-    assert many - few < 270_000 * 8 * 10 + 2**25
+    few, many, on_disk = measure(500_000, 2**40), measure(2_000_000, 2**40), measure(2_000_000, 0)
+    # What two threads hold at the same time differs by some buffers; another number a row is 12 MB, or 16.
+    assert 0.7 * 12e6 < many - few < 1.3 * 12e6
+    assert 0.7 * 16e6 < many - on_disk < 1.3 * 16e6

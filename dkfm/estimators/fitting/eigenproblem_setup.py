@@ -14,6 +14,7 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
+from dkfm.execution.stage_log import log_stage
 from dkfm.gram import build, matrix_free, product_costs
 from dkfm.gram.product_costs import LanczosProblem, ProductCost, ProductMethod
 from dkfm.gram.training_data import PrecomputedGram, TrainingData
@@ -86,6 +87,7 @@ def choose_product_cost(data: TrainingData, q: int, tile_rows: int | None, works
     free = memory.clear_caches_and_measure_memory()
     costs = rank_product_costs(task, free)
     if n > SMALL_ROWS and len(costs) > 1 and costs[0].method is not ProductMethod.STORED:
+        log_stage("trial", f"{PILOT_ROWS:,} of {n:,} rows show how many products {q} components need", rows=PILOT_ROWS)
         sample = data.subset(np.linspace(0, n - 1, PILOT_ROWS).astype(np.intp))
         task = replace(task, products=estimate_product_count(sample, n, q))
         costs = rank_product_costs(task, free)

@@ -16,6 +16,7 @@ from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, facto
 from dkfm.estimators.stored.feature_map import certify_map, sample_scorer_and_kernel_rows
 from dkfm.estimators.stored.map_records import eigenvalues_or_pivots_name
 from dkfm.execution.stage_log import log_stage
+from dkfm.files.row_values import iter_blocks
 from dkfm.gram.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
@@ -142,7 +143,7 @@ def fit_map(
 def _warn_of_underflow(diagonal: Array, rank: int, kernel: Kernel) -> None:
     """Warn if values k(x, x) of training rows have lost digits by underflow, which no error bound counts, or are 0."""
     smallest = float(np.finfo(np.float64).tiny)
-    underflowed = int(((diagonal > 0) & (diagonal < smallest)).sum())
+    underflowed = sum(int(((block > 0) & (block < smallest)).sum()) for _, block in iter_blocks(diagonal))
     if underflowed:
         rows = f"{underflowed:,} of {len(diagonal):,} rows"
         finding = f"k(x, x) of {rows} is below {smallest:.0e} and has lost digits by underflow"

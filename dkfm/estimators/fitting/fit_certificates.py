@@ -144,7 +144,7 @@ def _sum_score_products_on_cluster(
 ) -> Array:
     """Return the sum of the products of the scores of all landmarks, which tasks compute with the model."""
     n, d, q = len(weights), estimate_float64s_per_row(model.landmarks), len(products.combinations)
-    parts = list(chunking.row_slices(n, choose_tile_rows(d)))
+    parts = list(chunking.row_slices(n, choose_tile_rows(n, d)))
     each = model.nbytes + budget.pivot_task_bytes(d, q, model.kernel.peak_blocks, model.kernel.landmark_copies)
     size = products.combinations.shape[1] + 1
     with (

@@ -14,14 +14,16 @@ from dkfm.execution import memory, progress
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.job_input import open_input
+from dkfm.execution.scoring_threads import may_use_threads
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.files import change_detection
+from dkfm.files.row_values import count_memory_and_disk_bytes
 from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, Checkpoint, open_checkpoint
 from dkfm.gram.row_passes import RowPasses
 from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots
 from dkfm.gram.streamed_rows import SourceRows, StreamedRows, is_stored
-from dkfm.gram.training_data import TrainingData, as_training_data
+from dkfm.gram.training_data import TrainingData, TrainingRows, as_training_data
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import training_statistics
 from dkfm.numerics.model import Head, Model
@@ -34,6 +36,10 @@ from dkfm.sources.memory import MemorySource
 
 _TYPICAL_RANK = 1024
 """Number of pivots for which workers are asked to have memory."""
+
+
+_MIN_ROWS = 1024
+"""Number of rows in memory whose features are summed on threads."""
 
 
 def can_stream_rows(estimator: Any, kernel: Kernel) -> bool:
@@ -139,8 +145,10 @@ def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: 
     (n, _), d = source.shape, source.float64s_per_row
     each = budget.pivot_task_bytes(d, max(1, pivots), kernel.peak_blocks, kernel.landmark_copies)
     need = budget.streamed_pivots_bytes(n, d, pivots, executor.threads * each if executor.client is None else 0)
-    if held:  # the residuals of all rows, the factor and the pivots
-        need -= 8 * (10 * n + held * (held + d))
+    if held:  # the factor and the pivots
+        need -= 8 * held * (held + d)
+    else:
+        need += count_memory_and_disk_bytes(n)[0]
     if executor.client is not None:
         have = memory.task_budget(executor.client, executor.threads, needed=each)
         budget.require_fits(each, have, "A tile of rows with the factor of all pivots", remedy)
@@ -194,28 +202,54 @@ def as_data(kernel: Kernel, X: object) -> TrainingData:
     return StreamedRows(kernel, X.source) if isinstance(X, SourceRows) else as_training_data(kernel, X, copy=False)
 
 
+def count_moment_columns(r: int, triangular: bool) -> int:
+    """Return for how many columns of weights r features and the sums of their products take time."""
+    return r if triangular else 3 * r // 2  # of symmetric and triangular products a half is computed
+
+
 def compute_feature_moments(
     landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows, workspace: str | Path | None
 ) -> tuple[Array, Array, Array]:
-    """Return sums over training rows; over stored rows they are those of tasks.
+    """Return sums over training rows: of features (c, r), of their products (r, r), and of k(x, x) (c,).
 
-    The tasks run on the current Dask client, or on threads of this process.
+    Those of stored rows are sums of tasks, on the current Dask client or on threads of this process; those of many rows
+    in memory on threads, if `may_use_threads`.
     """
-    if not isinstance(data, StreamedRows):
-        features = {"features": Head(root.weights, triangular=root.triangular)}
-        scorer, columns = prepare_scorer(Model(data.kernel, landmarks, features)), weighted.weighted_columns()
-        sums = training_statistics.sum_features_and_products(scorer, data.iter_row_tiles(), columns, weighted.weights)
-        return *sums, columns.T @ data.diagonal()
-    kernel, source, (m, r) = data.kernel, data.source, root.weights.shape
+    kernel, (m, r), client = data.kernel, root.weights.shape, find_client(None)
+    if not isinstance(data, StreamedRows) and not (_has_tiles_for_threads(data) and client is None):
+        return _sum_features_here(landmarks, root, data, weighted)
+    source = data.source if isinstance(data, StreamedRows) else MemorySource(data.indexable_rows)
     n, d = source.shape[0], source.float64s_per_row
     each = budget.feature_sums_task_bytes(d, m, r, weighted.n_columns, kernel.peak_blocks, kernel.landmark_copies)
     with (
-        open_executor(find_client(None)) as executor,
+        open_executor(client) as executor,
         _share_training_rows(source, executor, each, workspace) as (readable, shared),
     ):
         text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
-        seconds = n * budget.score_row_seconds(m, d, 2 * r) / executor.threads
+        seconds = n * budget.score_row_seconds(m, d, count_moment_columns(r, root.triangular)) / executor.threads
         log_stage("moments", text, seconds=seconds, rows=n)
-        return RowPasses(kernel, readable, executor, shared, shows_progress=True).compute_feature_moments(
-            landmarks, root, weighted
-        )
+        passes = RowPasses(kernel, readable, executor, shared, shows_progress=True)
+        return passes.compute_feature_moments(landmarks, root, weighted)
+
+
+def _has_tiles_for_threads(data: TrainingData) -> bool:
+    """Return whether rows in memory are so many that each thread has some tiles of them, and threads are wanted."""
+    is_large = isinstance(data, TrainingRows) and data.indexable_rows.shape[0] >= _MIN_ROWS
+    return is_large and may_use_threads(data.kernel)
+
+
+def _sum_features_here(
+    landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows
+) -> tuple[Array, Array, Array]:
+    """Return the sums of `compute_feature_moments`, tile after tile in this thread."""
+    r, columns = root.weights.shape[1], weighted.weighted_columns()
+    first, second = np.zeros((weighted.n_columns, r)), np.zeros((r, r))
+    scorer = prepare_scorer(Model(data.kernel, landmarks, {"features": Head(root.weights, triangular=root.triangular)}))
+    training_statistics.add_features_and_products(
+        scorer, data.iter_row_tiles(), columns, weighted.weights, first, second, _add_products
+    )
+    return first, second, columns.T @ data.diagonal()
+
+
+def _add_products(values: Array, out: Array) -> None:
+    out += values.T @ values  # with NumPy's threads: those of SciPy, in turn with them, would wait for their cores

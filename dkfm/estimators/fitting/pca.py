@@ -39,6 +39,7 @@ from dkfm.numerics.kernel_components import ComponentOptions, Components, Moment
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised.fisher import Classes
+from dkfm.numerics.training_statistics import EqualRows, WeightedRows
 from dkfm.sources.base import digest_rows
 from dkfm.sources.memory import MemorySource
 
@@ -292,13 +293,12 @@ def fit_in_map(
         moments = compute_landmark_moments(feature_map, sample_weight)[0]
     else:
         all_rows = out_of_core_rows.as_data(model.kernel, X)
-        data, weights = drop_zero_weights(all_rows, sample_weight)
-        one_class = Classes(np.zeros(len(weights), np.int64), weights, 1)
+        data, weighted, total = _weigh_rows(all_rows, sample_weight)
         sums = out_of_core_rows.compute_feature_moments(
-            model.original_landmarks, root, data, one_class, feature_map.workspace
+            model.original_landmarks, root, data, weighted, feature_map.workspace
         )
         (first,), second, (trace,) = sums
-        moments = Moments(second, first / one_class.total, one_class.total, float(trace), len(weights))
+        moments = Moments(second, first / total, total, float(trace), data.indexable_rows.shape[0])
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     if was_clipped(feature_map.error_bounds):
@@ -315,6 +315,15 @@ def fit_in_map(
         measured = certify_principal_axes(scorer, components.eigenvalues, tiles, moments.weight)
     warn_of_rounding(measured, fitted_model, limits=COMPONENT_LIMITS)
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
+
+
+def _weigh_rows(all_rows: TrainingData, sample_weight: object) -> tuple[TrainingData, WeightedRows, float]:
+    """Return the rows of positive weight, with their weights in one column, and the sum of these."""
+    if sample_weight is None:
+        n = all_rows.indexable_rows.shape[0]
+        return all_rows, EqualRows(n), float(n)
+    data, weights = drop_zero_weights(all_rows, sample_weight)
+    return data, Classes(np.zeros(len(weights), np.int64), weights, 1), float(weights.sum())
 
 
 def compute_landmark_moments(feature_map: FittedMap, sample_weight: object) -> tuple[Moments, Array]:

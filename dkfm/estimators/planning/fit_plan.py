@@ -2,11 +2,13 @@
 
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core import budget, cpus
 from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
@@ -20,10 +22,12 @@ from dkfm.estimators.planning.gram_plans import (
     resolve_gram_folder,
 )
 from dkfm.estimators.planning.linear_system_plans import plan_discriminants, plan_ridge, plan_tiled_map
+from dkfm.estimators.planning.map_fit_plans import plan_fit_in_map
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
+from dkfm.files.row_values import count_memory_and_disk_bytes
 from dkfm.gram import product_costs
 from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
@@ -53,6 +57,7 @@ def plan_fit(
     client: "Client | None" = None,
     columns: list[str] | None = None,
     id_column: str | None = None,
+    feature_map: Any = None,
 ) -> FitPlan:
     """Return the plan of a fit; compute and write nothing.
 
@@ -68,6 +73,8 @@ def plan_fit(
         Names of the columns of a table, as in `batch_score`.
     id_column : str, optional
         Column of a table that is no feature.
+    feature_map : ExactFeatureMap, optional
+        Fitted map in whose features the estimator is to be fitted, by `from_map`; its kernel is that of the map.
 
     Returns
     -------
@@ -77,7 +84,9 @@ def plan_fit(
     Raises
     ------
     InvalidInputError
-        The estimator is another one, or X has no shape (N, d).
+        The estimator is another one, X has no shape (N, d), or the map was fitted to other columns.
+    sklearn.exceptions.NotFittedError
+        The map is not fitted.
 
     Examples
     --------
@@ -88,38 +97,62 @@ def plan_fit(
     >>> plan.memory_bytes < dkfm.plan_fit(dkfm.KernelPCA(), (4000, 50)).memory_bytes
     True
     """
-    planner = next((_PLANNERS[base.__name__] for base in type(estimator).__mro__ if base.__name__ in _PLANNERS), None)
-    if planner is None:
+    name = next((base.__name__ for base in type(estimator).__mro__ if base.__name__ in _PLANNERS), None)
+    if name is None:
         raise InvalidInputError(f"plan_fit takes one of {', '.join(_PLANNERS)}, and got {estimator!r:.100}.")
-    n, d = _read_rows_and_values_per_row(X, columns, id_column)
-    kernel = _resolve_kernel(estimator)
+    fitted_names = getattr(feature_map, "feature_names_in_", None)
+    n, width, d = _read_rows_columns_and_values_per_row(X, columns, id_column, fitted_names)
+    if feature_map is not None:
+        _require_fitted_map(feature_map, width)
+    kernel = _resolve_kernel(estimator) if feature_map is None else feature_map.kernel_
     found = find_client(client)
     with open_executor(found) as executor:
         values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
         sample = partial(_read_sample, X, kernel, columns, id_column)
-        streams = can_stream_rows(estimator, kernel)
-        is_streamed = streams and (estimator.build == "rounds" or is_stored_or_lazy(X, kernel, streams))  # type: ignore[attr-defined]  # a map
+        is_streamed = _reads_tiles(estimator, X, kernel, feature_map)
         rows = PlannedRows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
-    plan = replace(planner(estimator, rows), columns=d)
+    if feature_map is None:
+        plan = replace(_PLANNERS[name](estimator, rows), columns=d)
+    else:
+        plan = plan_fit_in_map(name, estimator, feature_map._fitted_map(), rows)
     if is_streamed and is_dask_collection(convert_container(X)):  # its blocks are written there
-        plan = replace(plan, disk_bytes=8 * n * d, place=tempfile.gettempdir())
+        plan = replace(plan, disk_bytes=plan.disk_bytes + 8 * n * d, place=tempfile.gettempdir())
     return plan
 
 
-def _read_rows_and_values_per_row(X: object, columns: list[str] | None, id_column: str | None) -> tuple[int, int]:
-    """Return the number of rows and the mean number of stored values of a row."""
+def _require_fitted_map(feature_map: Any, n_columns: int) -> None:
+    """Raise unless an object is a map that was fitted to so many columns."""
+    if not hasattr(feature_map, "_fitted_map"):
+        raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
+    check_is_fitted(feature_map, "model_")
+    if n_columns != feature_map.n_features_in_:
+        raise InvalidInputError(f"X has {n_columns} columns and the map was fitted with {feature_map.n_features_in_}.")
+
+
+def _reads_tiles(estimator: Any, X: object, kernel: Kernel, feature_map: object) -> bool:
+    """Return whether the fit reads the rows tile by tile; in the features of a map, those known by a shape, too."""
+    if feature_map is not None:
+        return isinstance(X, tuple) or is_stored_or_lazy(X, kernel, streams=True)
+    streams = can_stream_rows(estimator, kernel)
+    return streams and (estimator.build == "rounds" or is_stored_or_lazy(X, kernel, streams))
+
+
+def _read_rows_columns_and_values_per_row(
+    X: object, columns: list[str] | None, id_column: str | None, fitted_names: Sequence[str] | None
+) -> tuple[int, int, int]:
+    """Return the numbers of rows and columns, and the mean number of stored values of a row."""
     if isinstance(X, tuple) and len(X) == 2 and all(isinstance(length, int) and length > 0 for length in X):
-        return X[0], X[1]
+        return X[0], X[1], X[1]
     data = convert_container(X)
     if is_dask_collection(data) and not is_dask_array(data):
         raise InvalidInputError("How many rows a dask data frame has is not known before it is computed; give (N, d).")
     shape = getattr(data, "shape", None)
     if shape is None or hasattr(data, "columns") or hasattr(data, "tocsr"):
-        source = open_source(X, columns=columns, id_column=id_column)
-        return source.shape[0], source.float64s_per_row
+        source = open_source(X, columns=columns, id_column=id_column, fitted_columns=fitted_names)
+        return *source.shape, source.float64s_per_row
     if len(shape) != 2 or any(math.isnan(length) or length < 1 for length in shape):
         raise InvalidInputError(f"X must have two dimensions of known lengths, and its shape is {tuple(shape)}.")
-    return int(shape[0]), int(shape[1])
+    return int(shape[0]), int(shape[1]), int(shape[1])
 
 
 def _read_sample(
@@ -232,7 +265,8 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     values = passes / 2 * count * product_costs.value_seconds(kernel, d)  # for each row: of all passes
     seconds = n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) / rows.threads + passes * _PASS_SECONDS
     task = budget.pivot_task_bytes(d, count, kernel.peak_blocks, kernel.landmark_copies)
-    need = budget.streamed_pivots_bytes(n, d, count, 0 if rows.is_cluster else rows.threads * task)
+    in_memory, on_disk = count_memory_and_disk_bytes(n)
+    need = in_memory + budget.streamed_pivots_bytes(n, d, count, 0 if rows.is_cluster else rows.threads * task)
     return FitPlan(
         rows=n,
         columns=d,
@@ -241,8 +275,8 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
         memory_bytes=need,
         have_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=need,
-        disk_bytes=0,
-        place="",
+        disk_bytes=on_disk,
+        place=tempfile.gettempdir() if on_disk else "",
         task_bytes=task if rows.is_cluster else 0,
         model_bytes=8 * count * (d + count),
         seconds=seconds,

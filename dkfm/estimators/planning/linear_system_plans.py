@@ -1,6 +1,6 @@
 """Plan the fits that solve linear systems: discriminants and regressions, in memory or by a factor in tiles on disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.gram import build, matrix_free, product_costs
 from dkfm.gram.linear_systems import iterative_solver, tile_store, tiled_inverse_factor, tiled_solves
-from dkfm.numerics.supervised import ridge
+from dkfm.numerics.supervised import ridge, shrinkage
 
 _TYPICAL_PRODUCTS = 30
 """Number of products of conjugate gradients, which only a fit finds."""
@@ -28,7 +28,7 @@ _TYPICAL_PRODUCTS = 30
 _CERTIFIED_PRODUCTS = 2000
 """Products of a row of kernel values with weights that the certificate of a map takes, about."""
 
-_TYPICAL_CLASSES = 10
+TYPICAL_CLASSES = 10
 """Number of classes of a plan, which does not look at labels."""
 
 
@@ -37,8 +37,10 @@ def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     options = estimator._discriminant_options()
     decomposes = discriminants.is_eigendecomposition_needed(options, rows.kernel)
     reason = discriminants.why_gram(options, rows.kernel)
-    plan = _plan_systems(estimator, rows, _Systems(reason, decomposes, _TYPICAL_CLASSES + 1, 1, False))
-    return replace_model_bytes(plan, estimator.n_components or _TYPICAL_CLASSES)
+    plan = _plan_systems(estimator, rows, _Systems(reason, decomposes, TYPICAL_CLASSES + 1, 1, False))
+    choice_seconds = shrinkage.predict_choice_seconds(rows.n) if options.shrinkage is None else 0.0
+    plan = replace(plan, seconds=plan.seconds + choice_seconds)
+    return replace_model_bytes(plan, estimator.n_components or TYPICAL_CLASSES)
 
 
 def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:

@@ -1,0 +1,92 @@
+"""Plan fits in the features of a fitted map: one pass over the rows, then a problem as large as the rank."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkfm.core import budget
+from dkfm.errors import InvalidInputError
+from dkfm.estimators.fitting.feature_maps import FittedMap
+from dkfm.estimators.fitting.out_of_core_rows import count_moment_columns
+from dkfm.estimators.planning.gram_plans import PlannedRows, resolve_gram_folder
+from dkfm.estimators.planning.linear_system_plans import TYPICAL_CLASSES
+from dkfm.estimators.planning.plan_report import FitPlan
+from dkfm.execution import memory
+from dkfm.numerics.eigensolvers import lanczos
+
+_VALUES_PER_LABEL = 6
+"""Values for each row that this process holds of labels: codes, weights, and what finds the classes."""
+
+
+def plan_fit_in_map(name: str, estimator: Any, feature_map: FittedMap, rows: PlannedRows) -> FitPlan:
+    """Return the plan of `from_map` for some rows; `name` is that of the estimator's class in dkfm.
+
+    Raises
+    ------
+    InvalidInputError
+        The estimator has no `from_map`.
+    """
+    model, d = feature_map.model, rows.d
+    head = model.head("residual")
+    m, r = model.landmarks.shape[0], head.n_columns
+    problem = _choose_problem(name, estimator, r)
+    task = budget.feature_sums_task_bytes(
+        d, m, r, problem.columns, rows.kernel.peak_blocks, rows.kernel.landmark_copies
+    )
+    by_workers = rows.is_streamed and rows.is_cluster
+    in_pass = 2 * 8 * (problem.columns + r) * (r + 1)  # some wait for those before them
+    here = 1 if rows.is_cluster else rows.threads  # beside a cluster, rows in memory are visited by one thread
+    in_pass += 0 if by_workers else here * (task - 8 * m * r)  # threads share the weights of the features
+    in_solution = 8 * (problem.squares * r * r + 3 * m * problem.width)
+    need = 8 * (m * r + problem.values_per_row * rows.n) + max(in_pass, in_solution) + budget.PROCESS_BYTES
+    shared = 8 * m * (d + r) if by_workers else 0
+    pass_seconds = rows.n * budget.score_row_seconds(m, d, count_moment_columns(r, head.triangular))
+    return FitPlan(
+        rows=rows.n,
+        columns=d,
+        landmarks=m,
+        road=f"sums of {r:,} features of all rows, in one pass",
+        memory_bytes=need,
+        have_bytes=memory.clear_caches_and_measure_memory(),
+        peak_bytes=need,
+        disk_bytes=shared,
+        place=resolve_gram_folder(feature_map) if shared else "",
+        task_bytes=task if by_workers else 0,
+        model_bytes=model.dtype.itemsize * m * (d + problem.width),
+        seconds=pass_seconds / (rows.threads if by_workers else here) + problem.seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is solved with the sums."""
+
+    columns: int
+    """Number of columns that weigh the rows."""
+    values_per_row: int
+    """Values that this process holds for each row."""
+    width: int
+    """Number of columns of the weights."""
+    squares: int
+    """Number of (r, r) arrays, with that of the sums."""
+    seconds: float
+
+
+def _choose_problem(name: str, estimator: Any, r: int) -> _Problem:
+    decomposition = budget.eigendecomposition_seconds(r)
+    if name == "KernelPCA":
+        q = estimator.n_components
+        if not isinstance(q, int):
+            return _Problem(1, 0, r, 1 + budget.EIGENVECTOR_SQUARES, decomposition)
+        if lanczos.is_faster_than_dense(r, q):
+            return _Problem(1, 0, q, 1, 0.0)
+        few = budget.FEW_EIGENVECTOR_SQUARES
+        return _Problem(1, 0, min(r, q), 1 + few, budget.eigendecomposition_seconds(r, few))
+    if name == "KernelFisher":
+        q = estimator.n_components or TYPICAL_CLASSES
+        return _Problem(TYPICAL_CLASSES, _VALUES_PER_LABEL, q, 3, budget.cholesky_seconds(r))
+    if not hasattr(estimator, "from_map"):
+        raise InvalidInputError(f"{name} is not fitted in the features of a map.")
+    targets = max(1, int(np.size(estimator.alpha)))
+    return _Problem(targets, _VALUES_PER_LABEL, targets, 1 + budget.EIGENVECTOR_SQUARES, decomposition)
