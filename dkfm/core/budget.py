@@ -28,7 +28,7 @@ PRODUCT_SECONDS = 4.5e-11
 WRITE_BYTES = 4e8
 """Assumed bytes a second that one thread writes durably and reads back."""
 
-_ROUND_BYTES = 2**24 + 2**23
+_ROUND_BYTES = 2**25
 """What threads and libraries hold during rounds of pivots, beside `PROCESS_BYTES`."""
 
 EIGENVECTOR_SQUARES, FEW_EIGENVECTOR_SQUARES = 3, 2
