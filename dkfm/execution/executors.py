@@ -274,15 +274,16 @@ class ClientExecutor:
 
 
 @contextmanager
-def open_executor(client: "Client | None") -> Iterator[Executor]:
-    """Open an executor on a client, or on threads of this process; cancel unfinished tasks when the context ends."""
+def open_executor(client: "Client | None", max_threads: int | None = None) -> Iterator[Executor]:
+    """Open an executor on a client, or on threads of this process, at most so many; cancel its tasks at the end."""
     temporary_folders.remove_abandoned_once()
     client = find_client(client)
     if client is not None:
         with _cancel_at_end(ClientExecutor(client)) as executor:
             yield executor
         return
-    with _cancel_at_end(ThreadExecutor(1 if is_inside_worker() else cpus.COUNT)) as executor:
+    threads = 1 if is_inside_worker() else cpus.COUNT
+    with _cancel_at_end(ThreadExecutor(threads if max_threads is None else min(threads, max_threads))) as executor:
         yield executor
 
 

@@ -355,3 +355,25 @@ def test_in_a_thread_of_the_callers_no_other_threads_start(rng, monkeypatch):
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(KernelPCA.from_map, phi, 2, X).result()
     assert found.eigenvalues_.shape == (2,)
+
+
+def test_sums_take_fewer_threads_where_memory_is_short_and_are_refused_where_it_is_none(tmp_path, rng, monkeypatch):
+    X = rng.normal(size=(2100, 3))
+    np.save(tmp_path / "x.npy", X)
+    phi = ExactFeatureMap(K, basis="cholesky", landmarks="uniform", n_landmarks=60, random_state=0).fit(X)
+    truth, used, original = KernelPCA.from_map(phi, 4, X), [], executors.ThreadExecutor
+    monkeypatch.setattr(executors, "ThreadExecutor", lambda threads: used.append(threads) or original(threads))
+    monkeypatch.setattr(cpus, "COUNT", 8)
+    fixed, each = out_of_core_rows.estimate_moment_bytes(3, 60, 60, 1, K)
+    for have, threads in ((fixed + 100 * each, 8), (fixed + 3 * each, 3), (fixed + each, 1)):
+        monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda have=have: have)
+        for rows in (X, tmp_path / "x.npy"):
+            found = KernelPCA.from_map(phi, 4, rows)
+            np.testing.assert_array_equal(found.eigenvalues_, truth.eigenvalues_)
+        assert used == [threads, threads]
+        plan = dkfm.plan_fit(KernelPCA(4), (2100, 3), feature_map=phi)
+        assert plan.peak_bytes - plan.memory_bytes == (threads - 1) * each
+        used.clear()
+    monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: fixed + each - 1)
+    with pytest.raises(BudgetError, match="A pass that sums 60 features and their products needs"):
+        KernelPCA.from_map(phi, 4, X)

@@ -202,6 +202,16 @@ def as_data(kernel: Kernel, X: object) -> TrainingData:
     return StreamedRows(kernel, X.source) if isinstance(X, SourceRows) else as_training_data(kernel, X, copy=False)
 
 
+def estimate_moment_bytes(d: int, m: int, r: int, columns: int, kernel: Kernel) -> tuple[int, int]:
+    """Return the bytes of a process that sums r features from m landmarks: beside its threads, and for each of them.
+
+    Threads share the weights of the features; of each, one result may wait for those before it.
+    """
+    sums = 8 * (columns + r) * (r + 1)
+    task = budget.feature_sums_task_bytes(d, m, r, columns, kernel.peak_blocks, kernel.landmark_copies)
+    return sums + 8 * m * r, task - 8 * m * r + sums
+
+
 def count_moment_columns(r: int, triangular: bool) -> int:
     """Return for how many columns of weights r features and the sums of their products take time."""
     return r if triangular else 3 * r // 2  # of symmetric and triangular products a half is computed
@@ -213,17 +223,27 @@ def compute_feature_moments(
     """Return sums over training rows: of features (c, r), of their products (r, r), and of k(x, x) (c,).
 
     Those of stored rows are sums of tasks, on the current Dask client or on threads of this process; those of many rows
-    in memory on threads, if `may_use_threads`.
+    in memory on threads, if `may_use_threads`. Where memory is short, fewer threads have tasks.
+
+    Raises
+    ------
+    BudgetError
+        The sums do not fit in memory.
     """
     kernel, (m, r), client = data.kernel, root.weights.shape, find_client(None)
+    fixed, each = estimate_moment_bytes(data.float64s_per_row, m, r, weighted.n_columns, kernel)
+    have = memory.clear_caches_and_measure_memory()
+    is_here = client is None or not isinstance(data, StreamedRows)
+    what, remedy = f"A pass that sums {r:,} features and their products", "take fewer landmarks"
+    budget.require_fits(fixed + each if is_here else fixed, have, what, remedy)
     if not isinstance(data, StreamedRows) and not (_has_tiles_for_threads(data) and client is None):
         return _sum_features_here(landmarks, root, data, weighted)
     source = data.source if isinstance(data, StreamedRows) else MemorySource(data.indexable_rows)
     n, d = source.shape[0], source.float64s_per_row
-    each = budget.feature_sums_task_bytes(d, m, r, weighted.n_columns, kernel.peak_blocks, kernel.landmark_copies)
+    task = budget.feature_sums_task_bytes(d, m, r, weighted.n_columns, kernel.peak_blocks, kernel.landmark_copies)
     with (
-        open_executor(client) as executor,
-        _share_training_rows(source, executor, each, workspace) as (readable, shared),
+        open_executor(client, (have - fixed) // each) as executor,
+        _share_training_rows(source, executor, task, workspace) as (readable, shared),
     ):
         text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
         seconds = n * budget.score_row_seconds(m, d, count_moment_columns(r, root.triangular)) / executor.threads

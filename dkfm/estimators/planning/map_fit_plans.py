@@ -8,7 +8,7 @@ import numpy as np
 from dkfm.core import budget
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting.feature_maps import FittedMap
-from dkfm.estimators.fitting.out_of_core_rows import count_moment_columns
+from dkfm.estimators.fitting.out_of_core_rows import count_moment_columns, estimate_moment_bytes
 from dkfm.estimators.planning.gram_plans import PlannedRows, resolve_gram_folder
 from dkfm.estimators.planning.linear_system_plans import TYPICAL_CLASSES
 from dkfm.estimators.planning.plan_report import FitPlan
@@ -30,16 +30,16 @@ def plan_fit_in_map(name: str, estimator: Any, feature_map: FittedMap, rows: Pla
     model, d = feature_map.model, rows.d
     head = model.head("residual")
     m, r = model.landmarks.shape[0], head.n_columns
-    problem = _choose_problem(name, estimator, r)
-    task = budget.feature_sums_task_bytes(
-        d, m, r, problem.columns, rows.kernel.peak_blocks, rows.kernel.landmark_copies
-    )
+    problem, have = _choose_problem(name, estimator, r), memory.clear_caches_and_measure_memory()
+    fixed, each = estimate_moment_bytes(d, m, r, problem.columns, rows.kernel)
     by_workers = rows.is_streamed and rows.is_cluster
-    in_pass = 2 * 8 * (problem.columns + r) * (r + 1)  # some wait for those before them
-    here = 1 if rows.is_cluster else rows.threads  # beside a cluster, rows in memory are visited by one thread
-    in_pass += 0 if by_workers else here * (task - 8 * m * r)  # threads share the weights of the features
-    in_solution = 8 * (problem.squares * r * r + 3 * m * problem.width)
-    need = 8 * (m * r + problem.values_per_row * rows.n) + max(in_pass, in_solution) + budget.PROCESS_BYTES
+    here = 1 if rows.is_cluster else rows.threads  # beside a cluster, one thread of this process visits rows in memory
+    threads = 0 if by_workers else max(1, min(here, (have - fixed) // each))
+    solution = 8 * (m * r + problem.squares * r * r + 3 * m * problem.width)
+    need, peak = (
+        8 * problem.values_per_row * rows.n + max(fixed + count * each, solution) + budget.PROCESS_BYTES
+        for count in (min(1, threads), threads)
+    )
     shared = 8 * m * (d + r) if by_workers else 0
     pass_seconds = rows.n * budget.score_row_seconds(m, d, count_moment_columns(r, head.triangular))
     return FitPlan(
@@ -48,13 +48,13 @@ def plan_fit_in_map(name: str, estimator: Any, feature_map: FittedMap, rows: Pla
         landmarks=m,
         road=f"sums of {r:,} features of all rows, in one pass",
         memory_bytes=need,
-        have_bytes=memory.clear_caches_and_measure_memory(),
-        peak_bytes=need,
+        have_bytes=have,
+        peak_bytes=peak,
         disk_bytes=shared,
         place=resolve_gram_folder(feature_map) if shared else "",
-        task_bytes=task if by_workers else 0,
+        task_bytes=each + 8 * m * r if by_workers else 0,
         model_bytes=model.dtype.itemsize * m * (d + problem.width),
-        seconds=pass_seconds / (rows.threads if by_workers else here) + problem.seconds,
+        seconds=pass_seconds / (threads or rows.threads) + problem.seconds,
     )
 
 
