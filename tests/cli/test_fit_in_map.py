@@ -83,6 +83,13 @@ def test_a_plan_says_what_the_pass_takes_and_writes_nothing(data, line):
     run(f"fit {line}")  # what is planned can be fitted
 
 
+def test_labels_of_a_table_are_no_features_of_the_plan_nor_of_the_fit(data):
+    line = "fit x.parquet m --method fisher --kernel gaussian --param sigma=2 --label-column label --id-column id"
+    assert json.loads(run(f"{line} --dry-run --json"))["columns"] == 3
+    run(line)
+    assert list(dkfm.load("m").feature_names_in_) == ["a", "b", "c"]
+
+
 @pytest.mark.alike
 @pytest.mark.parametrize(
     ("line", "exit_code", "sentence"),

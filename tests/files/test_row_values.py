@@ -1,6 +1,7 @@
 """Numbers of rows that do not stay in memory: in a file without a name, which has all its room before it is mapped."""
 
 import mmap
+import os
 import resource
 import shutil
 import tempfile
@@ -36,6 +37,21 @@ def test_many_are_in_a_file_that_has_no_name(n, folder):
     np.testing.assert_array_equal(values, truth)
     np.testing.assert_array_equal(np.concatenate([block for _, block in iter_blocks(values)]), truth)
     assert all(np.shares_memory(block, values) for _, block in iter_blocks(values))
+
+
+def test_the_file_has_its_room_before_a_value_is_set(folder, monkeypatch):
+    opened, original = [], tempfile.TemporaryFile
+
+    def open_and_keep(**options):
+        file = original(**options)
+        opened.append(os.dup(file.fileno()))
+        return file
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_and_keep)
+    allocate_row_values(100_000)
+    (folder / "plain").write_bytes(bytes(800_000))
+    assert os.fstat(opened[0]).st_blocks >= (folder / "plain").stat().st_blocks  # a sparse file has none
+    os.close(opened[0])
 
 
 def test_a_full_disk_is_an_error_before_a_value_is_set(folder, monkeypatch):

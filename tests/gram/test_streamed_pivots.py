@@ -157,6 +157,34 @@ def test_the_largest_dropped_residuals_are_kept(kept, small_rounds, rng, monkeyp
     assert len(find(kernels.Gaussian(1.0), few).root.dropped_values) == 0
 
 
+@pytest.mark.parametrize("is_random", [False, True])
+def test_candidates_are_rows_above_the_threshold_whatever_their_block(is_random, small_rounds):
+    residuals = np.full(300, 1e-9)
+    residuals[[55, *range(240, 300)]] = 0.5
+    residuals[271] = 1.0
+    search = PivotSearch(1e-6, 300, is_random, np.random.RandomState(0))
+    drawn = streamed_pivots._draw_candidates(residuals, search)
+    assert len(drawn) > 8
+    assert (residuals[drawn] > 1e-6).all()
+    assert is_random or 271 in drawn  # the largest one
+
+
+@pytest.mark.parametrize("count", [0, 1, 700, 4999, 5000, 6000])
+def test_the_largest_values_are_sorted(count, rng, monkeypatch):
+    monkeypatch.setattr(row_values, "BLOCK_ROWS", 700)
+    values = rng.normal(size=5000)
+    np.testing.assert_array_equal(streamed_pivots._sort_largest(values, count), np.sort(values)[::-1][:count])
+
+
+def test_pivots_are_not_among_the_dropped_rows():
+    factor, _ = GrowingFactor.empty().extend_by_largest(np.eye(2), np.zeros((2, 0)), np.ones(2), 0.5, 2)
+    residuals = np.array([0.0, -0.5, 0.25, 0.0, -0.125])
+    state = streamed_pivots._State(residuals, factor, np.array([0, 3]), np.zeros((2, 1)), np.ones(2), [1.0, 0.5, 0.25])
+    np.testing.assert_array_equal(
+        streamed_pivots._make_pivots(state, 1.0, -0.5).root.dropped_values, [0.25, -0.125, -0.5]
+    )
+
+
 def test_sparse_rows_have_the_pivots_of_dense_ones(rng):
     X = rng.normal(size=(200, 8)) * (rng.uniform(size=(200, 8)) < 0.4)
     found = find(kernels.Gaussian(2.0), csr_array(X), 1e-3)
