@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dkfm
 from dkfm import kernels
+from dkfm.estimators.fitting import eigenproblem_setup
 from dkfm.execution import progress, stage_log, task_runner
 from dkfm.execution.executors import open_executor
 
@@ -66,6 +67,13 @@ def test_few_components_are_logged_with_their_number_and_the_limit_of_products(r
     (record,) = records("root")
     assert (record.fields["components"], record.fields["rows"]) == (2, 400)
     assert record.fields["products"] <= 400
+
+
+def test_a_trial_on_some_rows_is_told(records, rng, monkeypatch):
+    monkeypatch.setattr(eigenproblem_setup, "SMALL_ROWS", 1500)
+    dkfm.KernelPCA(2, kernel=K).fit(rng.normal(size=(1600, 3)))
+    (record,) = records("trial")
+    assert record.getMessage().endswith("1,024 of 1,600 rows show how many products 2 components need")
 
 
 def test_residuals_of_many_rows_are_a_stage(records, rng):
