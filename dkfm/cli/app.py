@@ -185,7 +185,7 @@ def fit(
     connection = _connect(scheduler, wait_for_workers, None if dry_run else page)
     checked = FitOptions(**options)  # type: ignore[arg-type]  # click checks them
     if dry_run:
-        _print_plan(make_fit_plan(train, checked, connection), as_json)
+        _print_plan(make_fit_plan(train, model, checked, connection), as_json)
         return
     fitted = run_fit(train, model, checked, connection)
     if as_json:

@@ -141,16 +141,31 @@ def _name_option(field: str) -> str:
     return f"--{field.removesuffix('_path').replace('_', '-')}"
 
 
-def make_fit_plan(train: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
+def make_fit_plan(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
     feature_map = None if options.map_path is None else _load_map(options, options.map_path)
     estimator = _build_estimator(_build_kernel(options) if feature_map is None else feature_map.kernel_, options)
+    remote_stores.require_writable_location(model, overwrite=options.overwrite)
     names, ids = arguments.parse_list(options.columns), options.id_column
+    table = open_source(train, columns=names, id_column=ids)
+    _require_labels(table, train, options)
     if options.y_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
-        names = _list_feature_columns(open_source(train, columns=names, id_column=ids), train, options)
+        names = _list_feature_columns(table, train, options)
     with connection:
         return plan_fit(estimator, train, columns=names, id_column=ids, feature_map=feature_map)
+
+
+def _require_labels(table: Source, train: str, options: FitOptions) -> None:
+    """Raise unless there are labels or targets where the options say, one for each row of a file."""
+    if options.y_columns:
+        _list_feature_columns(table, train, options)
+        open_source(train, columns=options.y_columns, id_column=options.id_column)
+    elif options.y_path is not None:
+        option, word = ("--targets", "target") if options.targets else ("--labels", "label")
+        count, n = len(arguments.read_labels(options.y_path, option, word)), table.shape[0]
+        if count != n:
+            raise InvalidInputError(f"{option} has {count} {word}s and {train} has {n} rows.")
 
 
 def _build_kernel(options: FitOptions) -> Kernel:
@@ -246,6 +261,8 @@ def _load_map(options: FitOptions, path: str) -> ExactFeatureMap:
     if options.shrinkage == "auto" or options.alpha == "loo":
         chosen = "--shrinkage auto" if options.shrinkage == "auto" else "--alpha loo"
         raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
+    if shared := sorted({*options.y_columns} & {*getattr(feature_map, "feature_names_in_", ())}):
+        raise InvalidInputError(f"The column {shared[0]!r} is a feature of the map, so it is no label and no target.")
     return feature_map
 
 

@@ -227,5 +227,5 @@ def require_count(value: object, name: str) -> int:
     except TypeError:
         number = 0
     if number < 1 or isinstance(value, bool):
-        raise InvalidInputError(f"{name} must be a positive integer, and is {value!r}.")
+        raise InvalidInputError(f"{name} must be a positive integer, and is {value!r:.60}.")
     return number

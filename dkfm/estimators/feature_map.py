@@ -235,14 +235,14 @@ class ExactFeatureMap(KernelTransformer):
         require_same_columns(self.landmarks, X, "landmarks", "X")
         # Landmarks that are chosen are copied when they are.
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
-        rows, of_all = drop_zero_weights(rows, sample_weight)
-        weights = of_all if self.centered else None
-        del of_all  # a number for each row
+        weights: Array = np.broadcast_to(1.0, rows.indexable_rows.shape[0])  # takes no memory
+        if sample_weight is not None:
+            rows, weights = drop_zero_weights(rows, sample_weight)
         self._log_fit(rows)
-        product_rows = landmarks.count_largest_matrix_rows(rows.indexable_rows.shape[0], self.n_landmarks, self.certify)
+        product_rows = landmarks.count_largest_matrix_rows(len(weights), self.n_landmarks, self.certify)
         with keep_states_until_end(), single_blas_thread_for_fit(product_rows):
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
-            model, fitted = feature_maps.fit_map(rows, weights, chosen, options)
+            model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
         return self._set_fitted(X, model, fitted)
 
     @property

@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array, as_rows
-from dkfm.errors import InvalidInputError, NotSupportedError
+from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import out_of_core_rows, ridge
@@ -128,10 +128,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
         check_is_fitted(feature_map, "model_")
         fitted_map = feature_map._fitted_map()
-        if feature_map._params_at_fit["centered"]:
-            raise NotSupportedError(
-                "Regressions have no intercept for centred features; give a map with centered=False."
-            )
+        ridge.require_uncentred(feature_map._params_at_fit["centered"])
         estimator = cls(alpha, kernel=feature_map.kernel_, dtype=cast("DType", fitted_map.model.dtype.name))
         with feature_map._open_rows(X) as rows, single_blas_thread_in_worker():
             if rows is None:

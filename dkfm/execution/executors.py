@@ -278,12 +278,18 @@ def open_executor(client: "Client | None", max_threads: int | None = None) -> It
     """Open an executor on a client, or on threads of this process, at most so many; cancel its tasks at the end."""
     temporary_folders.remove_abandoned_once()
     client = find_client(client)
-    if client is not None:
-        with _cancel_at_end(ClientExecutor(client)) as executor:
-            yield executor
+    if client is None:
+        with open_threads(cpus.COUNT if max_threads is None else max_threads) as threads:
+            yield threads
         return
-    threads = 1 if is_inside_worker() else cpus.COUNT
-    with _cancel_at_end(ThreadExecutor(threads if max_threads is None else min(threads, max_threads))) as executor:
+    with _cancel_at_end(ClientExecutor(client)) as executor:
+        yield executor
+
+
+@contextmanager
+def open_threads(max_threads: int) -> Iterator[Executor]:
+    """Open an executor on threads of this process, at most so many; a task of Dask has one."""
+    with _cancel_at_end(ThreadExecutor(1 if is_inside_worker() else min(cpus.COUNT, max_threads))) as executor:
         yield executor
 
 

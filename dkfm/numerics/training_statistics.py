@@ -97,10 +97,12 @@ def measure_largest_residuals(
 def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
     """Return the weighted mean of ``k(x, landmarks)`` over the training rows x, (N,)."""
     evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
-    total, shares = np.zeros(score.model.landmarks.shape[0]), weights / weights.max()
+    total, largest, shares = np.zeros(score.model.landmarks.shape[0]), weights.max(), 0.0
     for positions, rows in _iter_subtiles(score, tiles):
-        total += shares[positions] @ evaluate(rows)
-    total /= shares.sum()
+        part = weights[positions] / largest
+        total += part @ evaluate(rows)
+        shares += float(part.sum())
+    total /= shares
     return total
 
 

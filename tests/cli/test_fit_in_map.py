@@ -20,8 +20,11 @@ def data(tmp_path, monkeypatch, rng):
     y = (X[:, 0] > 0).astype(np.int64)
     np.save("x.npy", X)
     np.save("y.npy", y)
+    np.save("few.npy", y[:5])
     pd.DataFrame(X, columns=["a", "b", "c"]).assign(label=y, id=range(600)).to_parquet("x.parquet")
-    ExactFeatureMap(kernels.Gaussian(2.0), basis="cholesky", tol=1e-3).fit(X).save("map")
+    phi = ExactFeatureMap(kernels.Gaussian(2.0), basis="cholesky", tol=1e-3)
+    phi.fit(X).save("map")
+    phi.fit(pd.DataFrame(X[:, [2, 0]], columns=["c", "a"])).save("named")
     return X, y
 
 
@@ -50,13 +53,13 @@ def test_discriminants_of_a_map(data, labels):
 
 def test_columns_are_those_of_the_map(data):
     X, _ = data
-    run("fit x.parquet named --method features --kernel gaussian --param sigma=2 --basis cholesky --columns c,a")
-    run("fit x.parquet pca --map named --components 2")
+    run("fit x.parquet selected --method features --kernel gaussian --param sigma=2 --basis cholesky --columns c,a")
+    run("fit x.parquet pca --map selected --components 2")
     pca = dkfm.load("pca")
     assert list(pca.feature_names_in_) == ["c", "a"]
     for columns in ("a,c", "c,b"):
-        assert "give both the same columns" in run(f"fit x.parquet m --map named --columns {columns}", 1)
-    truth = KernelPCA.from_map(dkfm.load("named"), 2, pd.DataFrame(X[:, [2, 0]], columns=["c", "a"]))
+        assert "give both the same columns" in run(f"fit x.parquet m --map selected --columns {columns}", 1)
+    truth = KernelPCA.from_map(dkfm.load("selected"), 2, pd.DataFrame(X[:, [2, 0]], columns=["c", "a"]))
     np.testing.assert_allclose(pca.eigenvalues_, truth.eigenvalues_, rtol=1e-12)
 
 
@@ -71,7 +74,6 @@ def test_columns_are_those_of_the_map(data):
     ],
 )
 def test_a_plan_says_what_the_pass_takes_and_writes_nothing(data, line):
-    run("fit x.parquet named --method features --kernel gaussian --param sigma=2 --basis cholesky --columns c,a")
     before = sorted(Path.cwd().rglob("*"))
     line = line if "--map" in line else f"{line} --map map"
     plan = json.loads(run(f"fit {line} --dry-run --json"))
@@ -103,6 +105,12 @@ def test_labels_of_a_table_are_no_features_of_the_plan_nor_of_the_fit(data):
         ("x.npy m --map map --method fisher --labels y.npy --shrinkage auto --dry-run", 2, "--shrinkage auto needs"),
         ("x.npy m --map map --method fisher --labels y.npy --shrinkage auto", 2, "--shrinkage auto needs"),
         ("x.npy m --map nowhere", 1, "nowhere"),
+        ("x.npy map --map map --dry-run", 1, "map"),
+        ("x.npy m --map map --method ridge --targets none.npy --dry-run", 1, "There is no none.npy"),
+        ("x.npy m --map map --method fisher --labels few.npy --dry-run", 1, "has 5 labels and x.npy has 600 rows"),
+        ("x.parquet m --map named --method fisher --label-column none --dry-run", 1, "none"),
+        ("x.parquet m --map named --method ridge --target-columns label,c", 1, "'c' is a feature of the map"),
+        ("x.parquet m --map named --method ridge --target-columns c --dry-run", 1, "'c' is a feature of the map"),
         ("x.parquet m --map map", 1, "5 columns and the map was fitted with 3"),
         ("x.npy map --map map --overwrite", 1, "map"),
     ],

@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import dkfm
 from dkfm import kernels
 from dkfm.cli.app import main
 from dkfm.core import budget, cpus
-from dkfm.errors import BudgetError, InvalidInputError, KernelError
+from dkfm.errors import BudgetError, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting import pca
 from dkfm.execution import memory
 from dkfm.gram import build, product_costs
@@ -116,6 +117,9 @@ def test_the_plan_of_a_fit_in_the_features_of_a_map(rng, tmp_path, client):
         assert many.memory_bytes < 10**8  # nothing grows with the rows
         assert (many.place, many.disk_bytes) == (str(tmp_path), 8 * phi.rank_ * (3 + phi.rank_))
         assert many.task_bytes > 0
+    for q in (dkfm.KernelPCA(np.int64(2)), dkfm.KernelPCA(400)):
+        width = int(q.n_components)
+        assert dkfm.plan_fit(q, X, feature_map=phi).model_bytes == 8 * phi.rank_ * (3 + width)
     with_labels = dkfm.plan_fit(dkfm.KernelFisher(), (10**9, 3), feature_map=phi)
     assert with_labels.memory_bytes > 8 * 10**9
     assert with_labels.seconds > 1e5 * here.seconds
@@ -125,8 +129,13 @@ def test_the_plan_of_a_fit_in_the_features_of_a_map(rng, tmp_path, client):
         (dkfm.ExactFeatureMap(GAUSSIAN), X, phi, "ExactFeatureMap is not fitted in the features of a map"),
         (dkfm.KernelPCA(2), X[:, :2], phi, "X has 2 columns and the map was fitted with 3"),
         (dkfm.KernelPCA(2), X, "map", "feature_map must be an ExactFeatureMap"),
+        (dkfm.KernelPCA(0), X, phi, "n_components must be a positive integer"),
+        (dkfm.KernelPCA(2), (0, 3), phi, "two positive integers"),
+        (dkfm.KernelFisher(shrinkage="auto"), X, phi, "needs a Gram matrix"),
+        (dkfm.KernelRidge("loo"), X, phi, "with a Gram matrix"),
+        (dkfm.KernelRidge(), X, clone(phi).set_params(centered=True).fit(X), "centered=False"),
     ]:
-        with pytest.raises(InvalidInputError, match=message):
+        with pytest.raises((InvalidInputError, NotSupportedError), match=message):
             dkfm.plan_fit(estimator, rows, feature_map=feature_map)
     with pytest.raises(NotFittedError):
         dkfm.plan_fit(dkfm.KernelPCA(2), X, feature_map=dkfm.ExactFeatureMap(GAUSSIAN))

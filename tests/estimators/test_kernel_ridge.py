@@ -303,3 +303,11 @@ def test_one_class_and_wrong_weights_of_classes_are_refused(X):
 def test_zero_targets_and_constant_ones_are_certified(X):
     for y, alpha in itertools.product((np.zeros(120), np.ones(120)), (1.0, "loo")):
         assert dkfm.KernelRidge(alpha, **WORDS).fit(X, y).certificate_.error < 1e-9
+
+
+def test_a_map_without_features_predicts_zero():
+    with pytest.warns(DkfmWarning, match="no features"):
+        phi = dkfm.ExactFeatureMap("linear", basis="cholesky").fit(np.zeros((30, 2)))
+    assert phi.rank_ == 0
+    ridge = dkfm.KernelRidge.from_map(phi, np.ones((30, 2)), np.zeros((30, 2)))
+    np.testing.assert_array_equal(ridge.predict(np.ones((3, 2))), np.zeros((3, 2)))

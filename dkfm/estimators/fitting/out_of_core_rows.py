@@ -12,7 +12,7 @@ from dkfm.core.frames import convert_container, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.execution import memory, progress
 from dkfm.execution.clusters.current_client import find_client
-from dkfm.execution.executors import Executor, open_executor
+from dkfm.execution.executors import Executor, open_executor, open_threads
 from dkfm.execution.job_input import open_input
 from dkfm.execution.scoring_threads import may_use_threads
 from dkfm.execution.stage_log import describe_place, log_stage
@@ -25,6 +25,7 @@ from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots
 from dkfm.gram.streamed_rows import SourceRows, StreamedRows, is_stored
 from dkfm.gram.training_data import TrainingData, TrainingRows, as_training_data
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics import training_statistics
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.pivoted_cholesky import Pivots, forecast_rank, pivot_threshold
@@ -39,7 +40,7 @@ _TYPICAL_RANK = 1024
 
 
 _MIN_ROWS = 1024
-"""Number of rows in memory whose features are summed on threads."""
+"""Number of rows in memory whose features are summed in tiles of their own."""
 
 
 def can_stream_rows(estimator: Any, kernel: Kernel) -> bool:
@@ -230,19 +231,19 @@ def compute_feature_moments(
     BudgetError
         The sums do not fit in memory.
     """
-    kernel, (m, r), client = data.kernel, root.weights.shape, find_client(None)
+    kernel, (m, r), is_stored = data.kernel, root.weights.shape, isinstance(data, StreamedRows)
+    client = find_client(None) if is_stored else None
     fixed, each = estimate_moment_bytes(data.float64s_per_row, m, r, weighted.n_columns, kernel)
-    have = memory.clear_caches_and_measure_memory()
-    is_here = client is None or not isinstance(data, StreamedRows)
-    what, remedy = f"A pass that sums {r:,} features and their products", "take fewer landmarks"
-    budget.require_fits(fixed + each if is_here else fixed, have, what, remedy)
-    if not isinstance(data, StreamedRows) and not (_has_tiles_for_threads(data) and client is None):
+    have, what = memory.clear_caches_and_measure_memory(), f"A pass that sums {r:,} features and their products"
+    budget.require_fits(fixed + (each if client is None else 0), have, what, "take fewer landmarks")
+    if not is_stored and not _has_tiles(data):
         return _sum_features_here(landmarks, root, data, weighted)
     source = data.source if isinstance(data, StreamedRows) else MemorySource(data.indexable_rows)
+    max_threads = (have - fixed) // each if is_stored or may_use_threads(kernel) else 1
     n, d = source.shape[0], source.float64s_per_row
     task = budget.feature_sums_task_bytes(d, m, r, weighted.n_columns, kernel.peak_blocks, kernel.landmark_copies)
     with (
-        open_executor(client, (have - fixed) // each) as executor,
+        open_threads(max_threads) if client is None else open_executor(client) as executor,
         _share_training_rows(source, executor, task, workspace) as (readable, shared),
     ):
         text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
@@ -252,10 +253,10 @@ def compute_feature_moments(
         return passes.compute_feature_moments(landmarks, root, weighted)
 
 
-def _has_tiles_for_threads(data: TrainingData) -> bool:
-    """Return whether rows in memory are so many that each thread has some tiles of them, and threads are wanted."""
+def _has_tiles(data: TrainingData) -> bool:
+    """Return whether rows in memory are summed in tiles, which give the same bits on any number of threads."""
     is_large = isinstance(data, TrainingRows) and data.indexable_rows.shape[0] >= _MIN_ROWS
-    return is_large and may_use_threads(data.kernel)
+    return is_large and is_code_free(data.kernel)
 
 
 def _sum_features_here(

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_array
 from dkfm.core import budget
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array
-from dkfm.errors import InvalidInputError, extract_reason
+from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
@@ -243,6 +243,12 @@ def _solve_without_gram(
         return found.values, found.inverse_diagonal
 
     return ridge.solve_each_penalty(targets, penalties, solve)
+
+
+def require_uncentred(centered: object) -> None:
+    """Raise a NotSupportedError if the features of a map are centred."""
+    if centered:
+        raise NotSupportedError("Regressions have no intercept for centred features; give a map with centered=False.")
 
 
 def fit_in_map(

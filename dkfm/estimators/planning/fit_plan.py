@@ -11,9 +11,10 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core import budget, cpus
+from dkfm.core.chunking import count_tiles
 from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.fitting import eigenproblem_setup, landmarks, pca
+from dkfm.estimators.fitting import eigenproblem_setup, landmarks, pca, ridge
 from dkfm.estimators.fitting.out_of_core_rows import can_stream_rows, is_stored_or_lazy
 from dkfm.estimators.planning.gram_plans import (
     PlannedRows,
@@ -29,6 +30,8 @@ from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.files.row_values import count_memory_and_disk_bytes
 from dkfm.gram import product_costs
+from dkfm.gram.row_passes import choose_tile_rows
+from dkfm.gram.streamed_rows import is_stored
 from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 
 _PASS_SECONDS = 0.1
 """Seconds of a round beside those that grow with the rows: its candidates are compared with each other."""
+
+_TILE_SECONDS = 1e-3
+"""Seconds of a task of a pass, whatever its rows."""
 
 _PILOT_SECONDS = 0.25
 """Seconds in which a fit of components counts the products that a sample of the rows needs."""
@@ -100,10 +106,10 @@ def plan_fit(
     name = next((base.__name__ for base in type(estimator).__mro__ if base.__name__ in _PLANNERS), None)
     if name is None:
         raise InvalidInputError(f"plan_fit takes one of {', '.join(_PLANNERS)}, and got {estimator!r:.100}.")
-    fitted_names = getattr(feature_map, "feature_names_in_", None)
+    fitted_names = getattr(feature_map, "feature_names_in_", None) if is_stored(X) else None
     n, width, d = _read_rows_columns_and_values_per_row(X, columns, id_column, fitted_names)
     if feature_map is not None:
-        _require_fitted_map(feature_map, width)
+        _require_fitted_map(feature_map, width, is_regression=name.startswith("KernelRidge"))
     kernel = _resolve_kernel(estimator) if feature_map is None else feature_map.kernel_
     found = find_client(client)
     with open_executor(found) as executor:
@@ -120,11 +126,15 @@ def plan_fit(
     return plan
 
 
-def _require_fitted_map(feature_map: Any, n_columns: int) -> None:
-    """Raise unless an object is a map that was fitted to so many columns."""
+def _require_fitted_map(feature_map: Any, n_columns: int, *, is_regression: bool) -> None:
+    """Raise unless an object is a map that was fitted to so many columns, and serves a regression if that is asked."""
     if not hasattr(feature_map, "_fitted_map"):
-        raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
+        raise InvalidInputError(
+            f"feature_map must be an ExactFeatureMap, as dkfm.load reads it; got {feature_map!r:.100}."
+        )
     check_is_fitted(feature_map, "model_")
+    if is_regression:
+        ridge.require_uncentred(feature_map._params_at_fit["centered"])
     if n_columns != feature_map.n_features_in_:
         raise InvalidInputError(f"X has {n_columns} columns and the map was fitted with {feature_map.n_features_in_}.")
 
@@ -141,7 +151,9 @@ def _read_rows_columns_and_values_per_row(
     X: object, columns: list[str] | None, id_column: str | None, fitted_names: Sequence[str] | None
 ) -> tuple[int, int, int]:
     """Return the numbers of rows and columns, and the mean number of stored values of a row."""
-    if isinstance(X, tuple) and len(X) == 2 and all(isinstance(length, int) and length > 0 for length in X):
+    if isinstance(X, tuple) and all(isinstance(length, int) for length in X):
+        if len(X) != 2 or min(X) < 1:
+            raise InvalidInputError(f"The shape of training rows is (N, d), two positive integers, and got {X}.")
         return X[0], X[1], X[1]
     data = convert_container(X)
     if is_dask_collection(data) and not is_dask_array(data):
@@ -263,7 +275,9 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
         count = min(count, _forecast_rank(sample, n, estimator.tol))
     passes = math.log10(1 / threshold) + 2
     values = passes / 2 * count * product_costs.value_seconds(kernel, d)  # for each row: of all passes
-    seconds = n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) / rows.threads + passes * _PASS_SECONDS
+    tile_seconds = passes * count_tiles(n, choose_tile_rows(n, d)) * _TILE_SECONDS
+    seconds = (n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) + tile_seconds) / rows.threads
+    seconds += passes * _PASS_SECONDS
     task = budget.pivot_task_bytes(d, count, kernel.peak_blocks, kernel.landmark_copies)
     in_memory, on_disk = count_memory_and_disk_bytes(n)
     need = in_memory + budget.streamed_pivots_bytes(n, d, count, 0 if rows.is_cluster else rows.threads * task)

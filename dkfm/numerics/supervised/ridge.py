@@ -183,6 +183,8 @@ def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) 
     InvalidInputError
         A penalty is nothing beside rounding.
     """
+    if not len(second_moment):  # the map has no features
+        return np.zeros(target_sums.shape)
     values, vectors = eigh_in_place(np.asfortranarray((second_moment + second_moment.T) / 2))
     rounding = 4 * EPS * len(values) * float(values[-1])
     if float(alphas.min()) <= rounding and values[0] <= rounding:
