@@ -274,12 +274,12 @@ class ClientExecutor:
 
 
 @contextmanager
-def open_executor(client: "Client | None", max_threads: int | None = None) -> Iterator[Executor]:
-    """Open an executor on a client, or on threads of this process, at most so many; cancel its tasks at the end."""
+def open_executor(client: "Client | None") -> Iterator[Executor]:
+    """Open an executor on a client, or on threads of this process; cancel unfinished tasks when the context ends."""
     temporary_folders.remove_abandoned_once()
     client = find_client(client)
     if client is None:
-        with open_threads(cpus.COUNT if max_threads is None else max_threads) as threads:
+        with open_threads(cpus.COUNT) as threads:
             yield threads
         return
     with _cancel_at_end(ClientExecutor(client)) as executor:
