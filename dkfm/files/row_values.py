@@ -46,7 +46,7 @@ def allocate_row_values(n: int) -> Array:
     if not size:
         return np.empty(n)
     folder = Path(tempfile.gettempdir())
-    require_room(folder, size, "A number for each row")
+    require_room(folder, size, "A number for each row", "use another disk with the variable TMPDIR")
     zeros = bytes(8 * BLOCK_ROWS)
     with translate_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         for block in row_slices(n, BLOCK_ROWS):

@@ -198,7 +198,7 @@ def remove_all_folders() -> None:
 atexit.register(remove_all_folders)
 
 
-def require_room(parent: Path, need: int, what: str) -> None:
+def require_room(parent: Path, need: int, what: str, remedy: str = _REMEDY) -> None:
     """Raise a BudgetError unless a disk has room for a temporary store; warn if the store is large.
 
     Parameters
@@ -209,16 +209,18 @@ def require_room(parent: Path, need: int, what: str) -> None:
         Size of the store, in bytes.
     what : str
         Description of the content, as the subject of a sentence.
+    remedy : str
+        How the user can choose another disk.
     """
     if need:
-        budget.require_fits(need, shutil.disk_usage(parent).free, f"{what} in {parent}", _REMEDY)
-        warn_of_large_store(parent, need, what)
+        budget.require_fits(need, shutil.disk_usage(parent).free, f"{what} in {parent}", remedy)
+        warn_of_large_store(parent, need, what, remedy)
 
 
-def warn_of_large_store(parent: Path, need: int, what: str) -> None:
+def warn_of_large_store(parent: Path, need: int, what: str, remedy: str = _REMEDY) -> None:
     """Warn with a `TemporaryStoreWarning` if a temporary store will be larger than 1 GB."""
     if need > _ANNOUNCED_BYTES:
-        message = f"{what} takes {budget.format_bytes(need)} in {parent} until the work is done; or {_REMEDY}."
+        message = f"{what} takes {budget.format_bytes(need)} in {parent} until the work is done; or {remedy}."
         warnings.warn(message, TemporaryStoreWarning, stacklevel=2)
 
 

@@ -1,4 +1,4 @@
-"""Multiply wide blocks with narrow matrices, as projection on a few components does, with triangular ones, and alone.
+"""Multiply wide blocks with narrow or triangular matrices, or with their own transposes.
 
 BLAS packs a large left operand before it multiplies, which for a right operand of few columns takes longer than the
 multiplication. OpenBLAS does not pack small matrices, so a narrow product is computed as a sum of small products.

@@ -63,6 +63,8 @@ def test_a_full_disk_is_an_error_before_a_value_is_set(folder, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 7999))
-    with pytest.raises(BudgetError, match=r"A number for each row in .* needs"):
+    with pytest.raises(
+        BudgetError, match=r"A number for each row in .* needs .*; use another disk with the variable TMPDIR"
+    ):
         allocate_row_values(1000)
     assert list(folder.iterdir()) == []

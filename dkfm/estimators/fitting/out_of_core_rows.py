@@ -223,23 +223,23 @@ def compute_feature_moments(
 ) -> tuple[Array, Array, Array]:
     """Return sums over training rows: of features (c, r), of their products (r, r), and of k(x, x) (c,).
 
-    Those of stored rows are sums of tasks, on the current Dask client or on threads of this process; those of many rows
-    in memory on threads, if `may_use_threads`. Where memory is short, fewer threads have tasks.
+    Tasks sum tiles of stored rows, on the current Dask client or on threads of this process. Tasks on threads sum tiles
+    of many rows in memory: on one thread unless `may_use_threads`. Where memory is short, fewer threads have tasks.
 
     Raises
     ------
     BudgetError
         The sums do not fit in memory.
     """
-    kernel, (m, r), is_stored = data.kernel, root.weights.shape, isinstance(data, StreamedRows)
-    client = find_client(None) if is_stored else None
+    kernel, (m, r), is_streamed = data.kernel, root.weights.shape, isinstance(data, StreamedRows)
+    client = find_client(None) if is_streamed else None
     fixed, each = estimate_moment_bytes(data.float64s_per_row, m, r, weighted.n_columns, kernel)
     have, what = memory.clear_caches_and_measure_memory(), f"A pass that sums {r:,} features and their products"
     budget.require_fits(fixed + (each if client is None else 0), have, what, "take fewer landmarks")
-    if not is_stored and not _has_tiles(data):
+    if not is_streamed and not _has_tiles(data):
         return _sum_features_here(landmarks, root, data, weighted)
     source = data.source if isinstance(data, StreamedRows) else MemorySource(data.indexable_rows)
-    max_threads = (have - fixed) // each if is_stored or may_use_threads(kernel) else 1
+    max_threads = (have - fixed) // each if is_streamed or may_use_threads(kernel) else 1
     n, d = source.shape[0], source.float64s_per_row
     task = budget.feature_sums_task_bytes(d, m, r, weighted.n_columns, kernel.peak_blocks, kernel.landmark_copies)
     with (

@@ -37,12 +37,12 @@ _PRODUCT_COLUMNS = 512
 
 
 def predict_choice_seconds(n: int) -> float:
-    """Predict the seconds in which `choose_shrinkage` chooses for N rows, at 6.5e10 multiplications a second.
+    """Predict the seconds in which `choose_shrinkage` chooses for N rows, at 4.6e10 multiplications a second.
 
     >>> round(predict_choice_seconds(4000), 1)
-    3.3
+    4.7
     """
-    return len(SHRINKAGE_GRID) * n**3 / _FOLDS / 6.5e10
+    return len(SHRINKAGE_GRID) * n**3 / _FOLDS / 4.6e10
 
 
 def choose_shrinkage(spectral: SpectralGram, classes: Classes, threads: int = 1) -> float:
