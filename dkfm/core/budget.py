@@ -40,8 +40,8 @@ ROTATION_SQUARES = 9
 PIVOT_SQUARES = 2
 """Number of (N, N) arrays that a pivoted Cholesky factorization of a Gram matrix needs."""
 
-PIECE_ROWS = 128
-"""Rows of a piece of a matrix-free product: its values, of two megabytes, stay in the processor's cache."""
+PIECE_ROWS = 256
+"""Rows of a piece of a matrix-free product: its values, of four megabytes, stay in the processor's cache."""
 
 PIECE_COLUMNS = 2048
 """Columns of a piece."""

@@ -25,19 +25,20 @@ from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, skinny_matmul_of_transpose
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
 
 if TYPE_CHECKING:
     from distributed import Client
 
-_DIAGONAL_ROWS = 512
-"""Rows and columns of a piece of a diagonal tile: of smaller ones, values take longer than fewer of them save."""
+_DIAGONAL_ROWS = 256
+"""Largest number of rows of a piece on the diagonal: of smaller ones, values take longer than fewer of them save."""
 
 _MIN_BLOCKS, _MAX_BLOCKS = 8, 16
 """Numbers of blocks of rows of a matrix, unless the tasks of so few would hold too much."""
 
-_MIN_TILE_ROWS = 5000
+_MIN_TILE_ROWS = 7500
 """Rows of a tile from which on there are more than the smallest number of blocks."""
 
 _TILE_VALUES = 2**24
@@ -97,7 +98,7 @@ def choose_tile_rows(n: int, width: int, columns: int) -> int:
     few values for those it computes.
 
     >>> [choose_tile_rows(n, 50, 32) for n in (9000, 20_000, 100_000, 10**6)]
-    [1125, 2500, 6250, 62500]
+    [1125, 2500, 7143, 62500]
     """
     blocks = min(_MAX_BLOCKS, max(_MIN_BLOCKS, chunking.count_tiles(n, _MIN_TILE_ROWS)))
     most = max(_MIN_TILE_ROWS, _TILE_VALUES // (2 * width + 4 * columns))
@@ -181,20 +182,18 @@ def _read_right_side(source: Source, rows: slice) -> Array:
 
 
 def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
-    """Return ``k(X, X) V`` (n, p): few of the values above the diagonal are computed, the others transposed."""
-    (n, p), side = V.shape, min(len(V), _DIAGONAL_ROWS)
-    product, part = np.zeros((n, p)), np.empty((side, p))
-    with _value_buffer.borrow(1, side * side, np.dtype(np.float64)) as buffer:
-        for columns in chunking.row_slices(n, side):
-            evaluate, width = kernel.make_evaluator(X[columns]), columns.stop - columns.start
-            for start in range(columns.start, n, side):
-                rows = slice(start, min(n, start + side))
-                size = rows.stop - rows.start
-                values = evaluate(X[rows], buffer[0, : size * width].reshape(size, width))
-                product[rows] += np.matmul(values, V[columns], out=part[:size])
-                if rows != columns:
-                    product[columns] += np.matmul(values.T, V[rows], out=part[:width])
-                del values  # if it is not the buffer, free it before the next one is allocated
+    """Return ``k(X, X) V`` (n, p): values below the diagonal are used for both sides, in ever smaller halves."""
+    n, p = V.shape
+    if n > _DIAGONAL_ROWS:
+        first, second = slice(n // 2), slice(n // 2, n)
+        product = np.concatenate([_multiply_diagonal(kernel, X[half], V[half]) for half in (first, second)])
+        below, above = _multiply_off_diagonal(kernel, X[second], X[first], V[second], V[first])
+        product[first] += above
+        product[second] += below
+        return product
+    product = np.empty((n, p))
+    with _value_buffer.borrow(n, n, np.dtype(np.float64)) as buffer:
+        skinny_matmul(kernel.make_evaluator(X)(X, buffer), V, product)
     return product
 
 
@@ -209,8 +208,10 @@ def _multiply_off_diagonal(kernel: Kernel, X: Rows, Y: Rows, V: Array, W: Array)
             for rows in chunking.row_slices(n, PIECE_ROWS):
                 size = rows.stop - rows.start
                 values = evaluate(X[rows], buffer[0, : size * width].reshape(size, width))
-                product[rows] += np.matmul(values, W[columns], out=across[:size])
-                transposed[columns] += np.matmul(values.T, V[rows], out=down[:width])
+                skinny_matmul(values, W[columns], across[:size])
+                product[rows] += across[:size]
+                skinny_matmul_of_transpose(values, V[rows], down[:width])
+                transposed[columns] += down[:width]
                 del values  # if it is not the buffer, free it before the next one is allocated
     return product, transposed
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dkfm.core.chunking import count_tiles, row_slices
 from dkfm.core.rows import Array
+from dkfm.core.scratch_buffers import ThreadBuffer
 
 _MAX_COLUMNS = 40
 """For a right operand of more columns, packing costs less than it saves."""
@@ -25,6 +26,13 @@ _PART_ROWS = 128
 _PART_COLUMNS = 256
 """Largest number of columns of the left operand of a small product."""
 
+_TRANSPOSED_COLUMNS = 48
+"""Columns of a left operand that is transposed, in a small product."""
+
+
+# Workers of Dask return freed memory to the system at once, and get it back page by page.
+_product_buffer = ThreadBuffer()
+
 
 def skinny_matmul(values: Array, W: Array, out: Array) -> None:
     """Write ``values @ W`` to `out`, (n, q), for values (n, m) and W (m, q)."""
@@ -36,11 +44,32 @@ def skinny_matmul(values: Array, W: Array, out: Array) -> None:
     length = m // parts
     rest = slice(parts * length, m)
     right = W[: rest.start].reshape(parts, length, q)
-    for rows in row_slices(len(values), _PART_ROWS):
-        left = values[rows, : rest.start].reshape(-1, parts, length).transpose(1, 0, 2)
-        np.add.reduce(np.matmul(left, right), axis=0, out=out[rows])
+    with _product_buffer.borrow(parts, min(len(values), _PART_ROWS) * q, values.dtype) as buffer:
+        for rows in row_slices(len(values), _PART_ROWS):
+            left = values[rows, : rest.start].reshape(-1, parts, length).transpose(1, 0, 2)
+            n = left.shape[1]
+            products = np.matmul(left, right, out=buffer[:, : n * q].reshape(parts, n, q))
+            np.add.reduce(products, axis=0, out=out[rows])
     if rest.start < m:
         out += values[:, rest] @ W[rest]
+
+
+def skinny_matmul_of_transpose(values: Array, U: Array, out: Array) -> None:
+    """Write ``values' @ U`` to `out`, (m, q), for values (n, m) and U (n, q).
+
+    >>> out = np.empty((2, 1))
+    >>> skinny_matmul_of_transpose(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0], [10.0]]), out)
+    >>> out.ravel()
+    array([31., 42.])
+    """
+    (n, m), q, width = values.shape, U.shape[1], _TRANSPOSED_COLUMNS
+    parts = m // width if q <= _MAX_COLUMNS and width * n * q <= _SMALL_PRODUCT else 0
+    rest = parts * width
+    if parts:
+        left = values[:, :rest].reshape(n, parts, width).transpose(1, 2, 0)
+        np.matmul(left, U, out=out[:rest].reshape(parts, width, q))
+    if rest < m:
+        np.matmul(values[:, rest:].T, U, out=out[rest:])
 
 
 def count_partial_products(m: int, q: int) -> int:

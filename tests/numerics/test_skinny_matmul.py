@@ -9,6 +9,7 @@ from dkfm.numerics.skinny_and_triangular_matmul import (
     count_partial_product_values,
     count_partial_products,
     skinny_matmul,
+    skinny_matmul_of_transpose,
 )
 
 
@@ -27,6 +28,21 @@ def test_the_product_is_that_of_numpy(n, m, q, dtype, sliced):
     skinny_matmul(values, W, out)
     expected, bound = values.astype(float) @ W.astype(float), np.abs(values).astype(float) @ np.abs(W).astype(float)
     assert (np.abs(out - expected) <= 64 * np.finfo(dtype).eps * bound).all()
+
+
+@given(
+    n=st.sampled_from([0, 1, 100, 256, 521, 2000]),
+    m=st.sampled_from([0, 1, 47, 48, 333, 480]),
+    q=st.sampled_from([0, 1, 20, 40, 41]),
+    order=st.sampled_from("CF"),
+    sliced=st.booleans(),
+)
+def test_the_product_with_a_transpose_is_that_of_numpy(n, m, q, order, sliced):
+    rng = np.random.default_rng([n, m, q])
+    values, U = np.asarray(rng.normal(size=(n, m + 3)), order=order)[:, :m], rng.normal(size=(n, q + 5))[:, :q]
+    out = np.full((m, q + 2), np.nan)[:, :q] if sliced else np.full((m, q), np.nan)
+    skinny_matmul_of_transpose(values, U, out)
+    assert (np.abs(out - values.T @ U) <= 64 * np.finfo(float).eps * (np.abs(values).T @ np.abs(U))).all()
 
 
 @pytest.mark.parametrize(("m", "q"), [(512, 1), (4000, 20), (10**5, 40), (3777, 7)])
