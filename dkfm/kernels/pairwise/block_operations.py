@@ -22,6 +22,9 @@ _LARGEST_ZERO_EXPONENT = -745.14
 _SAMPLE_STEP = 61
 """Distance in columns of the values of which the smallest decides how exponentials are computed."""
 
+_SAMPLE_ROW_STEP = 4
+"""Distance in rows of these values."""
+
 _FLOAT64_ROWS_AT_ONCE = 256
 """Rows of a float32 block that are computed in float64 at a time."""
 
@@ -171,7 +174,8 @@ def _slices_in_cache(values: Array) -> Iterator[slice]:
 
 def _has_underflow_in_sample(values: Array) -> bool:
     """Return whether a sample of exponents has one whose exponential is 0."""
-    return bool(values[..., ::_SAMPLE_STEP].min(initial=0.0) < _LARGEST_ZERO_EXPONENT)
+    rows = values[::_SAMPLE_ROW_STEP] if values.ndim == 2 else values
+    return bool(rows[..., ::_SAMPLE_STEP].min(initial=0.0) < _LARGEST_ZERO_EXPONENT)
 
 
 def _exponentiate_nonzero(part: Array) -> None:

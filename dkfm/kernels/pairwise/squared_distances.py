@@ -210,6 +210,8 @@ class _Products:
         factor = self.effects[effect][1]
         limits, sums = np.zeros(len(largest_sums)), largest_sums * factor
         single = dtype == np.float32
+        if not single and sums.max(initial=0.0) <= _LARGE_NORMS:
+            return limits
         errors = (FLOAT32_ERROR if single else 8 * _EPS) * sums
         matter = errors <= _LARGEST_FLOAT32_ERROR if single else (sums > _LARGE_NORMS) & (sums < np.inf)
         if single:
