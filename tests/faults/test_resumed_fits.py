@@ -1,5 +1,6 @@
-"""Drivers of fits are killed again and again: each goes on from its workspace, and does one product or round again."""
+"""Drivers of fits and schedulers are killed again and again: each fit goes on, and does one product or round again."""
 
+import shutil
 import signal
 import time
 from contextlib import nullcontext
@@ -59,9 +60,45 @@ def test_a_killed_driver_goes_on(undisturbed, tmp_path, kind, where, faults):
                 assert started.wait(harness.LIMIT) == 0, (tmp_path / "driver.log").read_text()
     TOTALS.faults += killed
     assert killed > 0
-    truth, found = (dkfm.load(folder / f"{kind}-model") for folder in (undisturbed, tmp_path))
+    require_same(undisturbed, tmp_path, kind, killed)
+    assert left(temporary) == []
+
+
+def require_same(undisturbed, folder, kind, killed):
+    """Require the bits of the fit that nothing disturbed, and one step more for each kill at the most."""
+    truth, found = (dkfm.load(where / f"{kind}-model") for where in (undisturbed, folder))
     name = "scores" if kind == "components" else "features"
     np.testing.assert_array_equal(found.model_.head(name).weights, truth.model_.head(name).weights)
-    assert steps_of(tmp_path, kind) <= steps_of(undisturbed, kind) + killed
-    assert left(tmp_path / f"{kind}-work") == []
+    assert steps_of(folder, kind) <= steps_of(undisturbed, kind) + killed
+    assert left(folder / f"{kind}-work") == []
+
+
+@pytest.mark.parametrize("kind", ["components", "pivots"])
+@numbers(1, 15)
+def test_after_a_dead_scheduler_the_next_driver_goes_on(undisturbed, tmp_path, kind, faults):
+    rng, log, temporary, killed, of_this_fit = np.random.default_rng(faults), tmp_path / "log", tmp_path / "tmp", 0, 0
+    temporary.mkdir()
+    environment = harness.environment(TMPDIR=str(temporary))
+    while killed < faults:
+        before = steps_of(tmp_path, kind)
+        with (
+            Site(tmp_path / "site") as site,
+            process(driver(undisturbed, kind, tmp_path, site.address), log, env=environment) as started,
+        ):
+            wait_for(lambda done=before: started.poll() is not None or steps_of(tmp_path, kind) > done, "a step")
+            time.sleep(float(rng.uniform(0.0, 0.5)))
+            site.scheduler.send_signal(signal.SIGKILL)
+            code = started.wait(harness.LIMIT)
+        if code == 0:  # it had ended before
+            require_same(undisturbed, tmp_path, kind, of_this_fit)
+            shutil.rmtree(tmp_path / f"{kind}-model")
+            (tmp_path / f"{kind}-steps").unlink()
+            of_this_fit = 0
+            continue
+        killed, of_this_fit = killed + 1, of_this_fit + 1
+        assert log.read_text().splitlines()[-1].startswith("dkfm.errors.ClusterError: ")
+        assert not (tmp_path / f"{kind}-model").exists()
+    TOTALS.faults += killed
+    run(driver(undisturbed, kind, tmp_path))
+    require_same(undisturbed, tmp_path, kind, of_this_fit)
     assert left(temporary) == []
