@@ -321,8 +321,11 @@ def _summarize_report(report: "ScoreReport") -> str:
 )
 @click.option("--model", metavar="MODEL", help="Of an output: where its model is, if it moved.")
 @_TRUSTED
+@_PROGRESS
 @logging_options.add_logging_options
-def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
+def verify(
+    path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...], progress: bool
+) -> None:
     """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
     with process.disable_gc_during_imports():
         from dkfm.cli.verify import iter_model_verification, iter_output_verification
@@ -330,9 +333,8 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
 
     option_parsing.allow_user_imports(*trusted)
     if remote_stores.read_store_kind(path) == "scores":
-        logging_options.print_summary(
-            *iter_output_verification(path, against, sample, model, trusted, not logging_options.is_quiet())
-        )
+        progress = progress and not logging_options.is_quiet()
+        logging_options.print_summary(*iter_output_verification(path, against, sample, model, trusted, progress))
     else:
         logging_options.print_summary(*iter_model_verification(path, against, trusted))
 

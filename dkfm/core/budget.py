@@ -41,7 +41,7 @@ PIVOT_SQUARES = 2
 """Number of (N, N) arrays that a pivoted Cholesky factorization of a Gram matrix needs."""
 
 PIECE_ROWS = 256
-"""Rows of a piece of a matrix-free product: its values, of four megabytes, stay in the processor's cache."""
+"""Rows of a piece of a matrix-free product: its values take four megabytes, which a shared cache holds."""
 
 PIECE_COLUMNS = 2048
 """Columns of a piece."""
@@ -140,7 +140,7 @@ def matrix_free_task_bytes(tile_rows: int, d: int, columns: int, blocks: int = 1
     kernel's blocks of a piece, whose landmarks are prepared. Neither is larger than the tile.
     """
     piece = blocks * min(tile_rows, PIECE_ROWS) + copies * (d + 2)
-    return _VALUE * (2 * tile_rows * (d + 3 * columns) + min(tile_rows, PIECE_COLUMNS) * (piece + columns))
+    return _VALUE * (2 * tile_rows * (d + 3 * columns) + min(tile_rows, PIECE_COLUMNS) * (piece + 2 * columns))
 
 
 def _basis_values(n: int, basis_columns: int, block_columns: int) -> int:

@@ -186,7 +186,7 @@ def require_finite(rows: Rows, name: str, locate_row: Callable[[int], tuple[str,
     found = rows[row] if isinstance(rows, np.ndarray) else rows[[row]].data
     what = "NaN" if np.isnan(found).any() else "infinity"
     name, row = (name, row) if locate_row is None else locate_row(row)
-    count = f"{len(where)} row{'s' * (len(where) > 1)} of the {rows.shape[0]} looked at"
+    count = f"{len(where):,} of {rows.shape[0]:,} rows that were checked together"
     raise InvalidInputError(f"{name} must be finite, and row {row} contains {what} ({count}).")
 
 

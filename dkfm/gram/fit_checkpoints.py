@@ -194,7 +194,9 @@ def open_checkpoint(
             return
         checkpoint = Checkpoint(folder, identity)
         if checkpoint.numbers:
-            log_stage("checkpoint", f"the fit goes on from its state in {folder}")
+            what = "products" if "products" in checkpoint.numbers else "pivots"
+            done = int(checkpoint.numbers[what])
+            log_stage("checkpoint", f"the fit goes on after {done:,} {what}, from its state in {folder}")
         yield checkpoint
 
 

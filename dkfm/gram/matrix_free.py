@@ -99,9 +99,11 @@ def choose_tile_rows(n: int, width: int, columns: int) -> int:
 
     >>> [choose_tile_rows(n, 50, 32) for n in (9000, 20_000, 100_000, 10**6)]
     [1125, 2500, 7143, 62500]
+    >>> choose_tile_rows(60_000, 2000, 32)
+    4000
     """
     blocks = min(_MAX_BLOCKS, max(_MIN_BLOCKS, chunking.count_tiles(n, _MIN_TILE_ROWS)))
-    most = max(_MIN_TILE_ROWS, _TILE_VALUES // (2 * width + 4 * columns))
+    most = max(1, _TILE_VALUES // (2 * width + 4 * columns))
     return chunking.count_tiles(n, max(blocks, chunking.count_tiles(n, most)))
 
 
@@ -193,7 +195,7 @@ def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
         return product
     product = np.empty((n, p))
     with _value_buffer.borrow(n, n, np.dtype(np.float64)) as buffer:
-        skinny_matmul(kernel.make_evaluator(X)(X, buffer), V, product)
+        np.matmul(kernel.make_evaluator(X)(X, buffer), V, out=product)
     return product
 
 

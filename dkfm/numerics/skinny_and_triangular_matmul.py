@@ -44,7 +44,8 @@ def skinny_matmul(values: Array, W: Array, out: Array) -> None:
     length = m // parts
     rest = slice(parts * length, m)
     right = W[: rest.start].reshape(parts, length, q)
-    with _product_buffer.borrow(parts, min(len(values), _PART_ROWS) * q, values.dtype) as buffer:
+    dtype = np.result_type(values, W)
+    with _product_buffer.borrow(parts, min(len(values), _PART_ROWS) * q, dtype) as buffer:
         for rows in row_slices(len(values), _PART_ROWS):
             left = values[rows, : rest.start].reshape(-1, parts, length).transpose(1, 0, 2)
             n = left.shape[1]

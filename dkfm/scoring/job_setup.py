@@ -158,7 +158,8 @@ def open_job(
         given = stack.enter_context(
             open_input(source, "source", client, columns=columns, id_column=request.id_column, fitted_columns=fitted)
         )
-        if isinstance(given, NamedColumns) and columns is None and fitted is None:
+        fits = given.shape[1] == record.model.n_features_in
+        if isinstance(given, NamedColumns) and columns is None and fitted is None and fits:
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
         given, files = appending.order_input_files(given, existing, request.append)

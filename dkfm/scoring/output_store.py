@@ -117,7 +117,7 @@ class Output:
     def describe_difference(self, other: "Output") -> str | None:
         """Return, in words, how the job of another output differs from that of this one; None if it is the same."""
         if self.model["digest"] != other.model["digest"]:
-            return f"the model is another one than that of {self.model['path']} then"
+            return f"it was written with another model, that of {self.model['path']}"
         if self.input["name"] != other.input["name"]:
             return f"the input is {other.input['name']} and was {self.input['name']}"
         if (self.input["stamp"], self.rows) != (other.input["stamp"], other.rows):
@@ -133,7 +133,7 @@ class Output:
         if "id_column" in changed:
             was, now = self.settings.get("id_column"), others["id_column"]
             given = "no id_column (--id-column) is given" if now is None else f"id_column (--id-column) is {now!r}"
-            return f"{given}, and {'none was' if was is None else f'{was!r} was given'} then"
+            return f"{given}, and {'none' if was is None else repr(was)} was given when it was written"
         if changed:
             return f"{changed[0]} is {others[changed[0]]!r} and was {self.settings.get(changed[0])!r}"
         return None

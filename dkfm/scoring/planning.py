@@ -13,7 +13,7 @@ from dkfm.kernels.algebra import needs_float64_block
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.numerics.skinny_and_triangular_matmul import count_partial_product_values
-from dkfm.sources.base import Source
+from dkfm.sources.base import NamedColumns, Source
 
 _MIN_STREAMED_ROWS = 64
 """Least rows of a task that reads weights from the store; with fewer rows nearly all its time would be reading."""
@@ -225,8 +225,9 @@ def _choose_rows_for_streamed_weights(
 def _select_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
     """Return the heads of the requested outputs; raise an InvalidInputError if they cannot score the source."""
     if source.shape[1] != model.n_features_in:
+        remedy = "; name those of the model with columns= (--columns)" if isinstance(source, NamedColumns) else ""
         raise InvalidInputError(
-            f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.n_features_in}."
+            f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.n_features_in}{remedy}."
         )
     for output in outputs:
         head = model.head(output)

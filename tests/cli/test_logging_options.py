@@ -131,6 +131,14 @@ def test_a_log_file_says_how_far_a_job_is(options, run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--no-progress"]])
+def test_the_log_of_a_verification_says_how_far_it_is(options, run):
+    command = [sys.executable, "-c", COMMAND, "verify", "scores", *options]
+    log = subprocess.run(command, capture_output=True, check=True, text=True).stderr
+    assert (" INFO verify: 3 of 3 tasks" in log) == (not options)
+
+
+@pytest.mark.slow
 def test_a_terminal_of_no_width_gets_lines_in_place_of_bars(run):
     """A pseudo-terminal has no width until somebody sets it, as under some schedulers."""
     leader, follower = os.openpty()

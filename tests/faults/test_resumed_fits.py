@@ -36,6 +36,13 @@ def steps_of(folder, kind):
     return len(path.read_text()) if path.exists() else 0
 
 
+def wait_for_steps(started, rng, folder, kind):
+    """Wait until a driver has made some steps, or ended, and then for a moment."""
+    wanted = steps_of(folder, kind) + int(rng.integers(2, 5))
+    wait_for(lambda: started.poll() is not None or steps_of(folder, kind) >= wanted, "steps")
+    time.sleep(float(rng.uniform(0.0, 0.1)))
+
+
 @pytest.mark.parametrize("kind", ["components", "pivots"])
 @pytest.mark.parametrize("where", ["threads", "cluster"])
 @numbers(1, 15)
@@ -46,13 +53,9 @@ def test_a_killed_driver_goes_on(undisturbed, tmp_path, kind, where, faults):
     with Site(tmp_path / "site") if where == "cluster" else nullcontext() as site:
         command = driver(undisturbed, kind, tmp_path, site.address if site else "threads")
         while not (tmp_path / f"{kind}-model").exists():
-            before = steps_of(tmp_path, kind)
             with process(command, tmp_path / "driver.log", env=environment) as started:
                 if killed < faults:
-                    wait_for(
-                        lambda done=before: started.poll() is not None or steps_of(tmp_path, kind) > done, "a step"
-                    )
-                    time.sleep(float(rng.uniform(0.0, 0.5)))
+                    wait_for_steps(started, rng, tmp_path, kind)
                     if started.poll() is None:
                         started.send_signal(signal.SIGKILL)
                         killed += 1
@@ -80,13 +83,12 @@ def test_after_a_dead_scheduler_the_next_driver_goes_on(undisturbed, tmp_path, k
     temporary.mkdir()
     environment = harness.environment(TMPDIR=str(temporary))
     while killed < faults:
-        before = steps_of(tmp_path, kind)
+        log.unlink(missing_ok=True)
         with (
             Site(tmp_path / "site") as site,
             process(driver(undisturbed, kind, tmp_path, site.address), log, env=environment) as started,
         ):
-            wait_for(lambda done=before: started.poll() is not None or steps_of(tmp_path, kind) > done, "a step")
-            time.sleep(float(rng.uniform(0.0, 0.5)))
+            wait_for_steps(started, rng, tmp_path, kind)
             site.scheduler.send_signal(signal.SIGKILL)
             code = started.wait(harness.LIMIT)
         if code == 0:  # it had ended before
@@ -99,6 +101,7 @@ def test_after_a_dead_scheduler_the_next_driver_goes_on(undisturbed, tmp_path, k
         assert log.read_text().splitlines()[-1].startswith("dkfm.errors.ClusterError: ")
         assert not (tmp_path / f"{kind}-model").exists()
     TOTALS.faults += killed
-    run(driver(undisturbed, kind, tmp_path))
+    with Site(tmp_path / "site") as site:
+        run(driver(undisturbed, kind, tmp_path, site.address))
     require_same(undisturbed, tmp_path, kind, of_this_fit)
     assert left(temporary) == []

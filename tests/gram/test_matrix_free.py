@@ -61,10 +61,11 @@ def test_pieces_smaller_than_a_tile_make_the_same_product(rng, monkeypatch):
 
 
 def test_any_number_of_threads_has_the_same_bits(rng):
-    X, V = rng.normal(size=(300, 6)), rng.normal(size=(300, 4))
-    truth = product_on_threads(kernels.Gaussian(2.0), X, V, 40, 1)
-    for threads in (2, 3, 5):
-        np.testing.assert_array_equal(product_on_threads(kernels.Gaussian(2.0), X, V, 40, threads), truth)
+    X, V = rng.normal(size=(2300, 6)), rng.normal(size=(2300, 32))  # tiles are wide enough for products of parts
+    truth = product_on_threads(kernels.Gaussian(2.0), X, V, 700, 1)
+    np.testing.assert_allclose(truth, kernels.Gaussian(2.0)(X) @ V, rtol=0, atol=1e-12)
+    for threads in (2, 3, 5, 5, 5):
+        np.testing.assert_array_equal(product_on_threads(kernels.Gaussian(2.0), X, V, 700, threads), truth)
 
 
 def test_workers_give_the_bits_of_threads_and_leave_nothing(rng, tmp_path, client):

@@ -17,12 +17,12 @@ from dkfm.numerics.skinny_and_triangular_matmul import (
     n=st.integers(0, 300),
     m=st.sampled_from([1, 511, 512, 513, 777, 1024, 3777]),
     q=st.sampled_from([0, 1, 2, 7, 20, 39, 40, 41]),
-    dtype=st.sampled_from([np.float64, np.float32]),
+    dtypes=st.tuples(*[st.sampled_from([np.float64, np.float32])] * 2),
     sliced=st.booleans(),
 )
-def test_the_product_is_that_of_numpy(n, m, q, dtype, sliced):
-    rng = np.random.default_rng([n, m, q])
-    values, W = rng.normal(size=(n, m + 3)).astype(dtype), rng.normal(size=(m, q + 5)).astype(dtype)
+def test_the_product_is_that_of_numpy(n, m, q, dtypes, sliced):
+    rng, dtype = np.random.default_rng([n, m, q]), np.result_type(*dtypes)
+    values, W = rng.normal(size=(n, m + 3)).astype(dtypes[0]), rng.normal(size=(m, q + 5)).astype(dtypes[1])
     values, W = (values[:, :m], W[:, :q]) if sliced else map(np.ascontiguousarray, (values[:, :m], W[:, :q]))
     out = np.full((n, q), np.nan, dtype)
     skinny_matmul(values, W, out)
@@ -34,15 +34,18 @@ def test_the_product_is_that_of_numpy(n, m, q, dtype, sliced):
     n=st.sampled_from([0, 1, 100, 256, 521, 2000]),
     m=st.sampled_from([0, 1, 47, 48, 333, 480]),
     q=st.sampled_from([0, 1, 20, 40, 41]),
+    dtype=st.sampled_from([np.float64, np.float32]),
     order=st.sampled_from("CF"),
     sliced=st.booleans(),
 )
-def test_the_product_with_a_transpose_is_that_of_numpy(n, m, q, order, sliced):
+def test_the_product_with_a_transpose_is_that_of_numpy(n, m, q, dtype, order, sliced):
     rng = np.random.default_rng([n, m, q])
-    values, U = np.asarray(rng.normal(size=(n, m + 3)), order=order)[:, :m], rng.normal(size=(n, q + 5))[:, :q]
-    out = np.full((m, q + 2), np.nan)[:, :q] if sliced else np.full((m, q), np.nan)
+    values = np.asarray(rng.normal(size=(n, m + 3)), dtype, order=order)[:, :m]
+    U = rng.normal(size=(n, q + 5))[:, :q].astype(dtype)
+    out = np.full((m, q + 2), np.nan, dtype)[:, :q] if sliced else np.full((m, q), np.nan, dtype)
     skinny_matmul_of_transpose(values, U, out)
-    assert (np.abs(out - values.T @ U) <= 64 * np.finfo(float).eps * (np.abs(values).T @ np.abs(U))).all()
+    expected, bound = values.T.astype(float) @ U.astype(float), np.abs(values).T.astype(float) @ np.abs(U).astype(float)
+    assert (np.abs(out - expected) <= 64 * np.finfo(dtype).eps * bound).all()
 
 
 @pytest.mark.parametrize(("m", "q"), [(512, 1), (4000, 20), (10**5, 40), (3777, 7)])

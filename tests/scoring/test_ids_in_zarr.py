@@ -113,7 +113,9 @@ def test_another_id_column_is_another_job(made, tmp_path):
     dkfm.batch_score(*where, id_column="id", progress=False)
     assert read(tmp_path / "out") == [f"row {number}" for number in range(100)]
     for options in ({}, {"id_column": "note"}):
-        with pytest.raises(StoreExistsError, match=r"id_column \(--id-column\) .* and 'id' was given then"):
+        with pytest.raises(
+            StoreExistsError, match=r"id_column \(--id-column\) .* and 'id' was given when it was written"
+        ):
             dkfm.batch_score(*where, progress=False, **options)
 
 

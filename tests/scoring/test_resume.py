@@ -78,7 +78,7 @@ def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda made: {"model": made / "other"}, "the model is another one than that of "),
+        (lambda made: {"model": made / "other"}, "it was written with another model, that of "),
         (lambda made: {"source": made / "rows.zarr"}, "the input is .*rows.zarr and was .*rows.npy"),
         (lambda made: {"output": "reconstruction_error"}, "the output is reconstruction_error and was scores"),
         (lambda made: {"on_invalid": "nan"}, "on_invalid is 'nan' and was 'raise'"),
