@@ -40,7 +40,8 @@ def kill_at(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("road", [ProductMethod.MATRIX_FREE, ProductMethod.STORED])
-def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
+def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at, caplog):
+    caplog.set_level("INFO", "dkfm")
     X, weights = rng.normal(size=(1400, 3)), rng.uniform(1, 2, 1400)
     select = eigenproblem_setup.rank_product_costs
     monkeypatch.setattr(
@@ -67,6 +68,7 @@ def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
         np.testing.assert_array_equal(pca.fit(X, sample_weight=weights).eigenvectors_, truth)
         assert len(calls) == products - at + 1
         assert all(name.startswith("gram-") for name in left(folder))
+    assert f"the fit goes on after {products - 2} products" in caplog.text  # one product was that for the means
 
 
 def take_small_rounds(monkeypatch):
