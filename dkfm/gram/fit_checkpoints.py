@@ -194,9 +194,9 @@ def open_checkpoint(
             return
         checkpoint = Checkpoint(folder, identity)
         if checkpoint.numbers:
-            what = "products" if "products" in checkpoint.numbers else "pivots"
-            done = int(checkpoint.numbers[what])
-            log_stage("checkpoint", f"the fit goes on after {done:,} {what}, from its state in {folder}")
+            counts = {what: int(checkpoint.numbers.get(what, 0)) for what in ("products", "pivots")}
+            done = "".join(f" after {count:,} {what}," for what, count in counts.items() if count)
+            log_stage("checkpoint", f"the fit goes on{done} from its state in {folder}")
         yield checkpoint
 
 
