@@ -301,9 +301,10 @@ def _estimate_read_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tu
     """Return the bytes that reading needs besides the rows: those that a process's tasks share, and those of a task."""
     step = source.chunk_rows
     if not chunking.is_at_most_half_chunk(chunk_rows, step):
-        return 0, source.read_overhead_bytes(chunking.count_tiles(piece_rows, step) + 1)
+        return source.cached_bytes, source.read_overhead_bytes(chunking.count_tiles(piece_rows, step) + 1)
     # Tasks of a process share decoded chunks: the next chunk is decoded while the previous one is still cached.
-    return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.read_overhead_bytes(1), 0
+    decoded = 2 * 8 * source.shape[1] * min(step, source.shape[0])
+    return decoded + source.read_overhead_bytes(1) + source.cached_bytes, 0
 
 
 def _weight_panel_columns(head: Head) -> int:

@@ -48,6 +48,10 @@ class Source(Protocol):
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes that reading rows of `chunks` chunks needs temporarily, in addition to the rows."""
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that a process keeps of the source between reads, in addition to decoded chunks."""
+
     def with_float32_preserved(self) -> "Source":
         """Return a source that reads float32 rows as float32, for a model that would round them anyway."""
 
@@ -90,6 +94,11 @@ class _Located:
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are read directly into the result."""
+        return 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """0: nothing is kept."""
         return 0
 
     def stamp(self) -> str:

@@ -31,6 +31,7 @@ class MemorySource:
     name: str = "X"
     chunk_rows: int = 1
     location = None
+    cached_bytes = 0
 
     @property
     def shape(self) -> tuple[int, int]:

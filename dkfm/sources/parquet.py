@@ -124,12 +124,14 @@ class ParquetSource(DenseRows):
         return str(self.table_files)
 
     def read_overhead_bytes(self, chunks: int) -> int:
-        """Return the bytes that Arrow holds of one row group and of footers, whatever the number of chunks."""
+        """Return the bytes that Arrow holds of one row group, whatever the number of chunks."""
         rows = min(self.chunk_rows, self.shape[0])
-        return (
-            _ARROW_COPIES * 8 * rows * min(_count_columns_per_pass(rows), self.shape[1])
-            + self._layout.footer_cache_bytes
-        )
+        return _ARROW_COPIES * 8 * rows * min(_count_columns_per_pass(rows), self.shape[1])
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the footers that a process keeps."""
+        return self._layout.footer_cache_bytes
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ def _decode_groups_into_arrays(table: TableLayout, groups: list[tuple[int, Array
     for _, run in groupby(groups, lambda group: int(table.file_indices[group[0]])):
         in_file = list(run)
         largest = max(values.size for _, values in in_file)
-        with parquet_footers.open_parquet_file(table.group_file(in_file[0][0]), max_values=largest) as parquet:
+        with parquet_footers.open_parquet_file(table, in_file[0][0], max_values=largest) as parquet:
             for group, values in in_file:
                 _decode_group_into_array(parquet, table, group, values)
 
@@ -284,7 +286,7 @@ def _read_id_batches(table: TableLayout, group: int, column: str) -> Iterator[tu
     """Yield ids of a row group as `_read_batches` does; text ids are dictionary arrays."""
     group_rows = table.group_slice(group)
     with parquet_footers.open_parquet_file(
-        table.group_file(group), dictionary_column=column if _has_variable_length(table.id_type) else None
+        table, group, dictionary_column=column if _has_variable_length(table.id_type) else None
     ) as parquet:
         max_bytes = _IDS_BYTES + _ID_BYTES * (group_rows.stop - group_rows.start)
         yield from _read_checked_batches(parquet, table, group, (column,), _ID_ROWS, max_bytes)

@@ -49,11 +49,14 @@ _MAX_ROWS = 2**48
 _MAX_FOOTER_BYTES = 2**27
 """Largest size of the footer of a file."""
 
-_CACHED_FOOTERS = 4
-"""Files whose footers a process caches."""
+_KEPT_FOOTER_BYTES = 2**21
+"""Size in their files of the footers that are kept with the layout of a table."""
 
-_FOOTER_COPIES = 8
-"""Memory of a footer, relative to its size in the file."""
+_CACHED_FOOTERS = 4
+"""Files whose footers a process caches, of those that are not kept."""
+
+_FOOTER_COPIES = 12
+"""Memory of a footer, relative to its size in the file; 10 to 11 were measured for 20 columns."""
 
 _PREFETCHED_VALUES = 2**19
 """Most values of a row group whose columns are read from disk together: each read alone is a call of Python."""
@@ -84,8 +87,10 @@ class TableLayout:
         Type of the ids, if they are requested.
     partition_ids : tuple of (str or None) or None
         Ids of all rows of each file, if the ids are the values of a partition; None if they are a column of the files.
+    kept_footers : tuple of pyarrow.parquet.FileMetaData
+        Footers of the first files, as many as are small together, so that they are not read again with the rows.
     footer_cache_bytes : int
-        Memory of the footers that a process caches, in bytes.
+        Memory of these footers, and of others that a process caches, in bytes.
     file_with_missing_ids : str or None
         Name of the first file whose footer, or partition, says that rows have no ids.
     """
@@ -99,6 +104,7 @@ class TableLayout:
     all_float32: bool
     id_type: "pa.DataType | None"
     partition_ids: tuple[str | None, ...] | None
+    kept_footers: tuple["pq.FileMetaData", ...]
     footer_cache_bytes: int
     file_with_missing_ids: str | None = None
 
@@ -114,6 +120,11 @@ class TableLayout:
         """Return the file that contains a row group."""
         return self.files[int(self.file_indices[group])]
 
+    def group_footer(self, group: int) -> "pq.FileMetaData":
+        """Return the footer of the file that contains a row group."""
+        index = int(self.file_indices[group])
+        return self.kept_footers[index] if index < len(self.kept_footers) else _cached_metadata(self.files[index])
+
     def file_first_row(self, group: int) -> int:
         """Return the first row of the file that contains a row group."""
         return int(self.first_rows[np.searchsorted(self.file_indices, self.file_indices[group])])
@@ -121,26 +132,28 @@ class TableLayout:
 
 @contextmanager
 def open_parquet_file(
-    file: TableFile, *, max_values: int | None = None, dictionary_column: str | None = None
+    table: TableLayout, group: int, *, max_values: int | None = None, dictionary_column: str | None = None
 ) -> Iterator["pq.ParquetFile"]:
-    """Open a file; raise an InvalidInputError if it is damaged, or changes after it was listed.
+    """Open the file of a row group; raise an InvalidInputError if it is damaged, or changes after it was listed.
 
     Parameters
     ----------
-    file : TableFile
-        File to open.
+    table : TableLayout
+        Files of the table.
+    group : int
+        Number of the row group in the table.
     max_values : int, optional
         Number of values of the largest row group that is read, if it is known.
     dictionary_column : str, optional
         Name of a text column that is read as a dictionary array, so that equal values are stored once.
     """
-    small = max_values is not None and max_values <= _PREFETCHED_VALUES
+    file, small = table.group_file(group), max_values is not None and max_values <= _PREFETCHED_VALUES
     with (
         _parquet_errors(file),
         file.open() as source,
         pq.ParquetFile(
             source,
-            metadata=_cached_metadata(file),
+            metadata=table.group_footer(group),
             read_dictionary=None if dictionary_column is None else [dictionary_column],
             page_checksum_verification=True,
             pre_buffer=file.is_remote or small,  # fewer requests; else read a row group only while it is decoded
@@ -212,12 +225,17 @@ def read_layout_with_stamp(
     file_indices: list[int] = []
     group_indices: list[int] = []
     without_ids = [str(file) for file, value in zip(files, partition_ids or (), strict=False) if value is None]
-    all_float32, largest = True, 0
+    all_float32, largest, kept_bytes = True, 0, 0
+    kept: list[pq.FileMetaData] = []
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
         # Threads only wait for each other where files are on disk.
         footers = (pool.map if files[0].is_remote else map)(partial(_read_footer, id_column=file_id_column), files)
-        for file_index, (file, (schema, rows, size, has_null_ids)) in enumerate(zip(files, footers, strict=True)):
+        for file_index, (file, (metadata, schema, rows, has_null_ids)) in enumerate(zip(files, footers, strict=True)):
+            size = int(metadata.serialized_size)
             largest = max(largest, size)
+            if len(kept) == file_index and kept_bytes + size <= _KEPT_FOOTER_BYTES:
+                kept.append(metadata)
+                kept_bytes += size
             without_ids += [str(file)] * has_null_ids
             if file_index == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
@@ -234,9 +252,10 @@ def read_layout_with_stamp(
     places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
     indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)
     id_type = pa.string() if partition_ids else None if id_column is None else _id_value_type(first, id_column)
-    footer_bytes = _FOOTER_COPIES * largest * min(_CACHED_FOOTERS, len(files))
+    others = min(_CACHED_FOOTERS, len(files) - len(kept))
+    footer_bytes = _FOOTER_COPIES * (kept_bytes + largest * others)
     return stamp, TableLayout(
-        *(files, first_rows, *indices, columns, places, all_float32, id_type, partition_ids, footer_bytes),
+        *(files, first_rows, *indices, columns, places, all_float32, id_type, partition_ids, tuple(kept), footer_bytes),
         next(iter(without_ids), None),
     )
 
@@ -256,10 +275,9 @@ def _find_partition_ids(
 class _FileFooter(NamedTuple):
     """What the footer of one file says."""
 
+    metadata: "pq.FileMetaData"
     schema: "pa.Schema"
     group_rows: list[int]
-    footer_bytes: int
-    """Size of the footer, in bytes."""
     has_null_ids: bool
 
 
@@ -274,7 +292,7 @@ def _read_footer(file: TableFile, id_column: str | None) -> _FileFooter:
     declared, total = metadata.num_rows, sum(rows)
     if min(rows, default=0) < 0 or declared != total:
         raise InvalidInputError(f"{file} is damaged: it says {declared} rows, its row groups {total}.")
-    return _FileFooter(schema, rows, int(metadata.serialized_size), has_null_ids)
+    return _FileFooter(metadata, schema, rows, has_null_ids)
 
 
 def _has_nulls(metadata: "pq.FileMetaData", name: str) -> bool:

@@ -28,6 +28,7 @@ def check_source(source, rows, travels=True):
         held = max(np.count_nonzero(rows[a : a + count]) for a in range(n - count + 1))
         assert source.max_size_in_float64s(count) >= held, "no fewer values than any so many rows hold"
     assert source.read_overhead_bytes(1) >= 0
+    assert source.cached_bytes >= 0
     stamp = source.stamp()
     assert (source.stamp(), source.stamp_with_ctime()) == (stamp, source.stamp_with_ctime())
     assert source.is_opening_valid(stamp)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkfm.errors import InvalidInputError
-from dkfm.sources import chunk_cache, parquet
+from dkfm.sources import chunk_cache, parquet, parquet_footers
 from dkfm.sources.base import read_finite
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet import ParquetSource
@@ -268,11 +268,27 @@ def test_row_groups_of_a_file_are_decoded_from_one_opening_of_it(rows, tmp_path,
     monkeypatch.setattr(
         parquet.parquet_footers,
         "open_parquet_file",
-        lambda file, **options: opened.append(file.location.name) or open_parquet_file(file, **options),
+        lambda table, group, **options: (
+            opened.append(table.group_file(group).location.name) or open_parquet_file(table, group, **options)
+        ),
     )
     read = ParquetSource.open(tmp_path / "x").read(slice(0, 3 * len(rows)))
     np.testing.assert_array_equal(read, np.concatenate([rows] * 3))
     assert opened == ["0.parquet", "1.parquet", "2.parquet"]
+
+
+@pytest.mark.parametrize(("kept", "read_again"), [(3, 0), (1.5, 2), (0, 3)])
+def test_small_footers_are_not_read_again_with_the_rows(kept, read_again, rows, tmp_path, monkeypatch):
+    for number in range(3):
+        write(tmp_path / "x" / f"{number}.parquet", rows)
+    size = pq.read_metadata(tmp_path / "x" / "0.parquet").serialized_size
+    parquet_footers._cached_metadata.cache_clear()
+    monkeypatch.setattr(parquet_footers, "_KEPT_FOOTER_BYTES", kept * size)
+    source = ParquetSource.open(tmp_path / "x")
+    for _ in range(2):
+        np.testing.assert_array_equal(source.read(slice(0, 3 * len(rows))), np.concatenate([rows] * 3))
+    assert parquet_footers._cached_metadata.cache_info().misses == read_again
+    assert source.cached_bytes == 12 * size * 3, "kept or cached, each footer is counted"
 
 
 def test_a_file_that_changed_has_another_stamp_and_is_refused(rows, tmp_path):
