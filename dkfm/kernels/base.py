@@ -17,9 +17,16 @@ import numpy as np
 from dkfm.core import html_cards
 from dkfm.core.frames import as_row_pair
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
-from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.pairwise.block_operations import FLOAT32_RANGE, Evaluator, PreparedBlock, mirror_lower
+from dkfm.kernels.pairwise.block_operations import (
+    FLOAT32_RANGE,
+    Evaluator,
+    PreparedBlock,
+    float64_blocks,
+    is_far_above_subnormals,
+    mirror_lower,
+    set_subnormals_to_0,
+)
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 
 _DIAGONAL_ROWS = 64
@@ -29,9 +36,6 @@ _NUMBER = int | float | np.integer | np.floating
 
 _COMBINATIONS: dict[str, Callable[..., Kernel]] = {}
 """Classes that the operators of `Kernel` return, by name; `register_operator_class` fills it."""
-
-_float64_blocks = ThreadBuffer()
-"""Blocks of kernels that compute in float64, before they are rounded to the precision of the rows."""
 
 _KernelType = TypeVar("_KernelType", bound="type[Kernel]")
 
@@ -176,11 +180,17 @@ class Kernel(ABC):
                 return prepared(rows, out).astype(Z.dtype, copy=False)
             n, m = Z.shape[0], landmarks.shape[0]
             rounded: Array = np.empty((n, m), Z.dtype) if out is None else out
-            with _float64_blocks.borrow(n, m, rows.dtype) as wide:
+            with float64_blocks.borrow(n, m, rows.dtype) as wide:
                 rounded[...] = prepared(rows, wide)
+            if self._vanishes_in(rounded.dtype, rows):
+                set_subnormals_to_0(rounded)
             return rounded
 
         return block
+
+    def _vanishes_in(self, dtype: np.dtype[np.floating], rows: Rows) -> bool:
+        """Return whether values below the normal numbers of a dtype are nothing beside k(x, x), the same for all x."""
+        return self.translation_invariant and is_far_above_subnormals(float(self.evaluate_diagonal(rows[:1])[0]), dtype)
 
     def _convert_rows(self, rows: Rows) -> Array:
         """Return rows in a dtype that the kernel takes; raise if they are sparse and it takes dense rows only."""

@@ -11,8 +11,9 @@ from dkfm.core.rows import Array, Rows, as_float64, is_sparse, normalize_rows, s
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
 from dkfm.kernels.pairwise.block_operations import Evaluator, make_mixed_precision_evaluator, map_rows
+from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR, FLOAT32_LIMIT, prepare_negative_squared_distances
+from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR, prepare_negative_squared_distances
 from dkfm.kernels.parameters import (
     Scale,
     coerce_exponent,

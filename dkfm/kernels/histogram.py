@@ -9,7 +9,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_operations import PreparedBlock, exp_in_place
+from dkfm.kernels.pairwise.block_operations import PreparedBlock, exp_without_subnormals_in_place
 from dkfm.kernels.parameters import coerce_to_positive_float
 
 
@@ -63,7 +63,7 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
         def block(Z: Array) -> Array:
             exponent = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right)
             exponent *= -self.gamma
-            return exp_in_place(exponent)
+            return exp_without_subnormals_in_place(exponent)
 
         return block
 

@@ -7,7 +7,11 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_operations import PreparedBlock, exp_in_place, make_float64_evaluator
+from dkfm.kernels.pairwise.block_operations import (
+    PreparedBlock,
+    exp_without_subnormals_in_place,
+    make_float64_evaluator,
+)
 from dkfm.kernels.parameters import MEDIAN, Scale, coerce_scale, get_numeric_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
@@ -74,11 +78,12 @@ def _exp_scaled(distances: Array, scale: float) -> Array:
         distances *= -1 / scale  # faster: a division takes half as long as the exponential
     else:
         distances /= -scale
-    return exp_in_place(distances)
+    return exp_without_subnormals_in_place(distances)
 
 
-_FEW_COLUMNS = 4
-"""Largest number of columns for which float64 is faster: in float32 many points of so few circles are near."""
+_COLUMNS_OF_FLOAT64 = 3, 4
+"""Numbers of columns for which float64 is faster: in float32 many points of so few circles are near. Up to 2, their
+distances are differences."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +142,9 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
             angles = 2 * np.pi * (remainders / period)
             return np.hstack([np.cos(angles), np.sin(angles)])
 
-        if landmarks.dtype == np.float32 and d <= _FEW_COLUMNS:
+        if landmarks.dtype == np.float32 and d in _COLUMNS_OF_FLOAT64:
             in_float64 = gaussian.prepare(map_to_circles(landmarks))
-            return make_float64_evaluator(lambda Z: in_float64(map_to_circles(Z)), len(landmarks))
+            return make_float64_evaluator(lambda Z, out=None, /: in_float64(map_to_circles(Z), out), len(landmarks))
         prepared = gaussian.prepare(map_to_circles(landmarks), landmarks.dtype)
         return lambda Z, out=None, /: prepared(map_to_circles(Z), out)
 

@@ -93,7 +93,12 @@ class EuclideanDistanceKernel(DistanceKernel):
         """Prepare the squared distances to the landmarks, whose precision is by default that of the rows."""
         unit = self._length_scale_factor * self._get_numeric_scale(landmarks.shape[1])
         negative_squared_distances = prepare_negative_squared_distances(
-            landmarks, unit, self._relative_near_threshold, ((self._map_sensitivity_values, 1.0),), dtype
+            landmarks,
+            unit,
+            self._relative_near_threshold,
+            ((self._map_sensitivity_values, 1.0),),
+            dtype,
+            self._map_values,
         )
         return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
 

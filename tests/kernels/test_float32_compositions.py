@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dkfm import kernels as k
-from dkfm.kernels.pairwise import squared_distances
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT
+from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT, find_squared_cutoff
 
 G = k.Gaussian
 ROWS = {
@@ -103,13 +102,10 @@ def test_series_that_magnify_errors_too_much_are_computed_in_float64(outer, rng)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_a_factor_that_gets_a_share_of_the_limit_recomputes_more_distances(share, rng):
-    X = rng.normal(size=(50, 8)).astype(np.float32)
+def test_a_factor_that_gets_a_share_of_the_limit_recomputes_more_distances(share):
     form = G(0.5).radial_form(8)
     reaches = [
-        squared_distances._Products(X, f.scale, f.relative_near_threshold, f.sensitivity_maps)._find_squared_cutoff(
-            -14.0, np.dtype(np.float32), 0
-        )
+        find_squared_cutoff(f.sensitivity_maps[0][0], 2.0**-14, np.dtype(np.float32))
         for f in (form, form.limit_error_share(share))
     ]
     # exp(-s) times the error exceeds a smaller limit up to a larger distance s.

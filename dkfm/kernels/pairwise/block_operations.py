@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64
+from dkfm.core.scratch_buffers import ThreadBuffer
 
 _VALUES_AT_ONCE = 2**15
 """Values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
@@ -19,13 +20,16 @@ _VALUES_AT_ONCE = 2**15
 _LARGEST_ZERO_EXPONENT = -745.14
 """A number whose exponential, and that of all smaller ones, is 0 in float64."""
 
+_VANISHING_EXPONENT = -1e30
+"""An exponent whose exponential is 0, also after a square root, and which float32 holds."""
+
 _SAMPLE_STEP = 61
 """Distance in columns of the values of which the smallest decides how exponentials are computed."""
 
 _SAMPLE_ROW_STEP = 4
 """Distance in rows of these values."""
 
-_FLOAT64_ROWS_AT_ONCE = 256
+_FLOAT64_ROWS_AT_ONCE = 128
 """Rows of a float32 block that are computed in float64 at a time."""
 
 FLOAT32_RANGE = 1e-30, 1e30
@@ -34,8 +38,14 @@ FLOAT32_RANGE = 1e-30, 1e30
 _SMALLEST_SHARE_OF_ZEROS = 1 / 8
 """Share of exponentials that are 0 above which it takes less time to leave them out."""
 
+_LARGEST_SHARE_OF_ASSIGNED = 1 / 64
+"""Share of a block up to which it takes less time to assign values one by one than to add to all."""
+
 _ONLY_FLOAT32_IS_VECTORIZED = {"FMA3__AVX2", "AVX2", "X86_V3"}
 """What NumPy, by its version, calls the code of `numpy.exp` for processors with AVX2 and FMA but without AVX-512."""
+
+float64_blocks = ThreadBuffer()
+"""Memory of values in float64 that are rounded to float32."""
 
 PreparedBlock = Callable[..., Array]
 """A function from rows Z (n, d), in the form that the kernel's hooks take, to the block k(Z, landmarks) (n, m)."""
@@ -51,7 +61,27 @@ class Evaluator(Protocol):
 def recompute_rows_in_float64(block: Array, Z: Rows, numbers: npt.NDArray[np.intp], evaluate: PreparedBlock) -> None:
     """Overwrite some rows of a block, given by number, with what a function returns for these rows Z in float64."""
     for part in row_slices(len(numbers), _FLOAT64_ROWS_AT_ONCE):
-        block[numbers[part]] = evaluate(as_float64(Z[numbers[part]]))
+        rows = numbers[part]
+        with float64_blocks.borrow(len(rows), block.shape[1], np.dtype(np.float64)) as wide:
+            block[rows] = evaluate(as_float64(Z[rows]), wide)
+
+
+def is_far_above_subnormals(value: float, dtype: np.dtype[np.floating]) -> bool:
+    """Return whether numbers below the normal ones of a dtype are far less than the rounding of a value."""
+    limits = np.finfo(dtype)
+    return value * float(limits.eps) ** 2 > float(limits.tiny)
+
+
+def set_subnormals_to_0(values: Array) -> None:
+    """Overwrite the numbers of a block that are less than the normal ones of its dtype with 0.
+
+    Arithmetic on such numbers takes up to a hundred times as long.
+    """
+    tiny = np.finfo(values.dtype).tiny
+    for rows in _slices_in_cache(values):
+        part = values[rows]
+        if part.min(initial=1.0) < tiny:
+            part[np.abs(part) < tiny] = 0.0
 
 
 def make_float64_evaluator(evaluate: PreparedBlock, m: int) -> Evaluator:
@@ -126,6 +156,25 @@ def exp_in_place(values: Array) -> Array:
     else:
         np.exp(values, out=values)
     return values
+
+
+def exp_without_subnormals_in_place(values: Array) -> Array:
+    """Overwrite a block with its exponentials, and with 0 where they are less than its normal numbers; return it."""
+    lower_exponents_below(float(np.log(np.finfo(values.dtype).tiny)), values)
+    return exp_in_place(values)
+
+
+def lower_exponents_below(limit: float, values: Array) -> None:
+    """Overwrite the exponents of a block that are below a limit with one whose exponential is 0."""
+    vanishing = values.dtype.type(_VANISHING_EXPONENT)
+    for rows in _slices_in_cache(values):
+        part = values[rows]
+        is_below = part < limit
+        count = np.count_nonzero(is_below)
+        if count > part.size * _LARGEST_SHARE_OF_ASSIGNED:
+            part += is_below * vanishing
+        elif count:
+            part[is_below] = vanishing
 
 
 @cache

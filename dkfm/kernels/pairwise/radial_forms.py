@@ -9,7 +9,8 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.pairwise.block_operations import Evaluator, map_rows
-from dkfm.kernels.pairwise.squared_distances import Effects, MapValues, prepare_negative_squared_distances
+from dkfm.kernels.pairwise.distance_effects import Effects, MapValues, scale_effect
+from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,14 @@ class RadialForm:
         `dtype` is the precision of the values, by default that of the rows.
         """
         distances = prepare_negative_squared_distances(
-            landmarks, self.scale, self.relative_near_threshold, self.sensitivity_maps, dtype
+            landmarks, self.scale, self.relative_near_threshold, self.sensitivity_maps, dtype, self.map_values
         )
         return lambda Z, out=None, /: map_rows(distances(Z, out), self.map_values)
 
     def limit_error_share(self, share: float) -> RadialForm:
         """Return the form that allows only this share of the error of a kernel value."""
-        effects = tuple((_scale_sensitivity_map(effect, share), factor) for effect, factor in self.sensitivity_maps)
+        effects = tuple((scale_effect(effect, share), factor) for effect, factor in self.sensitivity_maps)
         return replace(self, sensitivity_maps=effects)
-
-
-def _scale_sensitivity_map(effect: MapValues, share: float) -> MapValues:
-    """Return a kernel divided by a number, so that errors above this share of the limit count."""
-    return lambda negative_squares: effect(negative_squares) / share
 
 
 def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> RadialForm:

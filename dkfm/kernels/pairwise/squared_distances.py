@@ -7,7 +7,6 @@ which the error would change the kernel value are computed again, too: in float6
 many such distances in float32 are computed in float64.
 """
 
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -17,10 +16,15 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.kernels.pairwise.block_operations import Evaluator, PreparedBlock, recompute_rows_in_float64
+from dkfm.kernels.pairwise.distance_effects import (
+    VALUE_ERRORS,
+    Effects,
+    MapValues,
+    VanishingPairs,
+    find_squared_cutoff,
+    scale_effect,
+)
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
-
-FLOAT32_LIMIT = 1e-5
-"""Largest error of a kernel value in float32, as a share of that at distance 0; beyond it, float64 is used."""
 
 FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
 """Error of a product in float32, relative to the sum of the squared norms of its two rows.
@@ -38,18 +42,21 @@ _NEAR_SHARES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 _LARGE_NORMS = 64.0
 """Sum of the squared norms of two rows above which the error of a product is too large for an exponent."""
 
-_VALUE_ERRORS = {np.dtype(np.float64): 5e-16, np.dtype(np.float32): FLOAT32_LIMIT}
-"""Largest error of a kernel value, as a share of that at distance 0, that a product may cause: in float64 that of rows
-of large norms."""
-
 _LARGEST_FLOAT32_ERROR = 1.0
 """Error of a squared distance in float32 from which on its whole row is computed in float64."""
 
 _MANY = 1 / 48
 """Share of the landmarks above which a row is computed in float64 rather than pair by pair."""
 
-_SQUARES: Array = np.geomspace(1e-6, 1e12, 1200)
-"""Squared distances at which the effect of an error on the kernel value is examined."""
+_FEW_FLOAT64_COLUMNS = 10
+"""Largest number of columns for which the product in float64 costs less than the search for pairs to compute again."""
+
+_MANY_WITHIN_REACH = 1 / 20
+"""Share of the mean squared distance from which on, with so few columns, the pairs within it are too many to search."""
+
+_ROUNDED_ERROR = 1e-8
+"""Largest error of a kernel value, as a share of that at distance 0, that a product in float64 may cause if the value
+is rounded to float32, whose rounding is 3 times as large."""
 
 _ROWS_AT_ONCE = 64
 """Rows whose near landmarks are searched at a time."""
@@ -66,12 +73,6 @@ _VALUES_AT_ONCE = 2**15
 _EPS = float(np.finfo(np.float64).eps)
 
 
-MapValues = Callable[[Array], Array]
-"""Function from minus squared distances, which it may overwrite, to kernel values."""
-
-Effects = tuple[tuple[MapValues, float], ...]
-"""Kernels that decide up to which distance errors matter, and the factors of their minus squared distances."""
-
 _EXPONENTIAL: Effects = ((np.exp, 1.0),)
 
 
@@ -81,6 +82,7 @@ def prepare_negative_squared_distances(
     near: float = 0.0,
     effects: Effects = _EXPONENTIAL,
     dtype: np.dtype[np.floating] | None = None,
+    map_values: MapValues | None = None,
 ) -> Evaluator:
     """Return a function from rows Z (n, d) to ``-sum_j ((z_j - x_j) / scale_j)^2`` (n, m), at most 0.
 
@@ -98,6 +100,9 @@ def prepare_negative_squared_distances(
     dtype : dtype, optional
         Precision of the products, by default that of the rows. float64 rows are centred before they are rounded to
         float32.
+    map_values : callable, optional
+        The kernel of which the distances are the argument. Pairs at which it is less than the normal numbers of their
+        dtype get a larger distance, at which it is 0.
 
     Returns
     -------
@@ -105,13 +110,14 @@ def prepare_negative_squared_distances(
         Function of rows Z and optionally an array `out` (n, m), which only dense rows use.
     """
     dtype = dtype or landmarks.dtype
-    near = max(near, _NEAR_SHARES[dtype])
-    sparse = _SparseProducts(landmarks, scale, near, effects)
+    vanishing = VanishingPairs(map_values)
+    sparse = _SparseProducts(landmarks, scale, near, effects, dtype, vanishing)
     if not isinstance(landmarks, np.ndarray):
         return sparse
-    narrow = landmarks.shape[1] <= _FEW_COLUMNS
     dense: PreparedBlock = (
-        _Differences(landmarks, scale, dtype) if narrow else _CentredProducts(landmarks, scale, near, effects, dtype)
+        _Differences(landmarks, scale, dtype, vanishing)
+        if landmarks.shape[1] <= _FEW_COLUMNS
+        else _CentredProducts(landmarks, scale, near, effects, dtype, vanishing)
     )
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
@@ -119,14 +125,19 @@ def prepare_negative_squared_distances(
 class _Differences:
     """Compute minus squared distances of rows with a few columns from differences."""
 
-    def __init__(self, landmarks: Array, scale: float | Array, dtype: np.dtype[np.floating]) -> None:
-        self.landmarks, self.scale, self.dtype = landmarks, np.asarray(scale), dtype
+    def __init__(
+        self, landmarks: Array, scale: float | Array, dtype: np.dtype[np.floating], vanishing: VanishingPairs
+    ) -> None:
+        self.landmarks, self.scale, self.dtype, self.vanishing = landmarks, np.asarray(scale), dtype, vanishing
+        self.lowest, self.highest = landmarks.min(axis=0), landmarks.max(axis=0)
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
         squares: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
         subtract = self._subtract_numbers if Z.shape[1] == 1 else self._subtract_rows
+        largest = squared_norms(np.maximum(np.abs(Z - self.lowest), np.abs(Z - self.highest)) / self.scale)
         for part in row_slices(len(Z), _ROWS_AT_ONCE):
             subtract(Z[part], squares[part])
+            self.vanishing.overwrite(squares[part], largest[part])
         return squares
 
     def _subtract_numbers(self, Z: Array, out: Array) -> None:
@@ -150,35 +161,58 @@ class _Products:
 
     landmark_squared_norms: Array
 
-    def __init__(self, landmarks: Rows, scale: float | Array, near: float, effects: Effects) -> None:
-        self.landmarks, self.scale, self.near, self.effects = landmarks, scale, near, effects
+    def __init__(
+        self,
+        landmarks: Rows,
+        scale: float | Array,
+        near: float,
+        effects: Effects,
+        dtype: np.dtype[np.floating],
+        vanishing: VanishingPairs,
+    ) -> None:
+        self.landmarks, self.scale, self.least_near, self.effects = landmarks, scale, near, effects
+        self.vanishing = vanishing
         self.factors = 1 / scale
+        self.near = max(near, _NEAR_SHARES[dtype])
+        self.has_few_columns = landmarks.shape[1] <= _FEW_FLOAT64_COLUMNS
         self._reaches: dict[tuple[float, np.dtype[np.floating], int], float] = {}
 
     @cached_property
     def float64_evaluator(self) -> Evaluator:
-        """The function in float64, prepared when the first rows need it."""
-        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, self.near, self.effects)
+        """The function in float64 of values that are rounded to float32, prepared when the first rows need it."""
+        share = _ROUNDED_ERROR / VALUE_ERRORS[np.dtype(np.float64)]
+        effects = tuple((scale_effect(effect, share), factor) for effect, factor in self.effects)
+        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, self.least_near, effects)
 
-    def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array) -> Array:
+    def find_square_limits(self, dtype: np.dtype[np.floating], z_squared_norms: Array) -> Array:
+        """Return the squared distance (effects, n) up to which errors of a row's products change each kernel.
+
+        Infinity means all: the row is computed in float64.
+        """
+        largest_sums = z_squared_norms + self.landmark_squared_norms.max()
+        limits = np.array(
+            [self._find_squared_cutoffs_by_row(dtype, largest_sums, effect) for effect in range(len(self.effects))]
+        )
+        if self.has_few_columns and dtype == np.float32:
+            typical = z_squared_norms + self.landmark_squared_norms.mean()
+            limits[limits > _MANY_WITHIN_REACH * typical] = np.inf
+        return limits
+
+    def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array, limits: Array) -> Array:
         """Recompute in place near pairs from differences, and rows in float64 for which float32 is not enough.
 
         A pair is near if its squared distance is at most the share `near` of the sum of both squared norms, or if the
-        error of the product would change its kernel value. Other pairs are far apart, so rounding cannot make their
-        value positive.
+        error of the product would change its kernel value: `limits` is what `find_square_limits` returns. Other pairs
+        are far apart, so rounding cannot make their value positive.
         """
         landmark_norms = self.landmark_squared_norms
-        largest_sums = z_squared_norms + landmark_norms.max()
-        limits = [
-            self._find_squared_cutoffs_by_row(block.dtype, largest_sums, effect) for effect in range(len(self.effects))
-        ]
         square_limits = np.max(limits, axis=0)
-        reaches = np.maximum(self.near * largest_sums, square_limits)
+        reaches = np.maximum(self.near * (z_squared_norms + landmark_norms.max()), square_limits)
         # One pass finds the rows that have any near landmark.
         with np.errstate(invalid="ignore"):  # values that overflowed in float32
             is_candidate = block.max(axis=1) >= -reaches
         is_wide = square_limits == np.inf
-        self._recompute_rows(block, Z, np.flatnonzero(is_wide))
+        self.recompute_rows(block, Z, np.flatnonzero(is_wide))
         candidates = np.flatnonzero(is_candidate & ~is_wide)
         for part in row_slices(len(candidates), _ROWS_AT_ONCE):
             rows = candidates[part]
@@ -191,13 +225,15 @@ class _Products:
             if block.dtype == np.float32:
                 counts = np.bincount(i[is_near], minlength=len(rows))
                 many = counts > max(_MANY * block.shape[1], 1)
-                self._recompute_rows(block, Z, rows[many])
+                self.recompute_rows(block, Z, rows[many])
                 is_near &= ~many[i]
             i, j = i[is_near], j[is_near]
             block[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
+        self.vanishing.overwrite(block, 2 * (z_squared_norms + landmark_norms.max()))
         return block
 
-    def _recompute_rows(self, block: Array, Z: Rows, numbers: npt.NDArray[np.intp]) -> None:
+    def recompute_rows(self, block: Array, Z: Rows, numbers: npt.NDArray[np.intp]) -> None:
+        """Overwrite some rows of the block, given by number, with values that are computed in float64."""
         if len(numbers):
             recompute_rows_in_float64(block, Z, numbers, self.float64_evaluator)
 
@@ -228,11 +264,7 @@ class _Products:
         """Return the largest computed squared distance at which an error of ``2^exponent`` changes a kernel's value."""
         key = exponent, dtype, effect
         if key not in self._reaches:  # threads may compute it twice
-            error, map_values = 2.0**exponent, self.effects[effect][0]
-            values = map_values(-_SQUARES), map_values(-(_SQUARES + error))
-            matters = _SQUARES[np.abs(values[0] - values[1]) > _VALUE_ERRORS[dtype]]
-            # A computed distance is less than an error above the true one.
-            self._reaches[key] = float(matters.max() + error) if len(matters) else 0.0
+            self._reaches[key] = find_squared_cutoff(self.effects[effect][0], 2.0**exponent, dtype)
         return self._reaches[key]
 
     def _pair_squared_distances(
@@ -275,9 +307,15 @@ class _CentredProducts(_Products):
     """Compute minus squared distances of dense rows from inner products of centred rows."""
 
     def __init__(
-        self, landmarks: Array, scale: float | Array, near: float, effects: Effects, dtype: np.dtype[np.floating]
+        self,
+        landmarks: Array,
+        scale: float | Array,
+        near: float,
+        effects: Effects,
+        dtype: np.dtype[np.floating],
+        vanishing: VanishingPairs,
     ) -> None:
-        super().__init__(landmarks, scale, near, effects)
+        super().__init__(landmarks, scale, near, effects, dtype, vanishing)
         self.dtype = dtype
         self.centre: Array | None = None
         m, d = landmarks.shape
@@ -307,10 +345,16 @@ class _CentredProducts(_Products):
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
         with _augmented_rows.borrow(Z.shape[0], Z.shape[1] + 2, self.dtype) as left:
             norms = self._write_centred_scaled(Z, left)
+            limits = self.find_square_limits(self.dtype, norms)
+            if (limits == np.inf).any(axis=0).all():
+                block: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
+                self.recompute_rows(block, Z, np.arange(len(Z)))
+                self.vanishing.overwrite(block, 2 * (norms + self.landmark_squared_norms.max()))
+                return block
             left[:, -2] = 1.0
             left[:, -1] = -norms
             block = np.matmul(left, self.right, out=out)
-        return self.recompute_inexact_values(block, Z, norms)
+        return self.recompute_inexact_values(block, Z, norms, limits)
 
 
 def _is_mean_small(rows: Array, norms: Array) -> bool:
@@ -342,4 +386,4 @@ class _SparseProducts(_Products):
         block *= 2
         block -= norms.astype(block.dtype)[:, np.newaxis]
         block -= self.landmark_squared_norms.astype(block.dtype)
-        return self.recompute_inexact_values(block, Z, norms)
+        return self.recompute_inexact_values(block, Z, norms, self.find_square_limits(block.dtype, norms))

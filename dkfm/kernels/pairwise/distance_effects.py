@@ -1,0 +1,98 @@
+"""Find the squared distances at which errors change kernel values, and those beyond which a kernel vanishes."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.core.chunking import row_slices
+from dkfm.core.rows import Array
+from dkfm.kernels.pairwise.block_operations import is_far_above_subnormals, lower_exponents_below
+
+FLOAT32_LIMIT = 1e-5
+"""Largest error of a kernel value in float32, as a share of that at distance 0; beyond it, float64 is used."""
+
+VALUE_ERRORS = {np.dtype(np.float64): 5e-16, np.dtype(np.float32): FLOAT32_LIMIT}
+"""Largest error of a kernel value, as a share of that at distance 0, that a product may cause: in float64 that of rows
+of large norms."""
+
+_SQUARES: Array = np.geomspace(1e-6, 1e12, 1200)
+"""Squared distances at which kernel values are examined."""
+
+_NEAREST_VANISHING_SQUARE = 16.0
+"""Squared distance up to which no kernel is expected to vanish: nearer rows need no search."""
+
+_REFINED_STEPS = 1000
+"""Parts into which a step between two of these distances is divided, twice."""
+
+_ROUNDING = 1e-3
+"""Share by which a computed distance may be above its bound: so a row's values do not depend on the rows beside it."""
+
+_ROWS_AT_ONCE = 16
+
+MapValues = Callable[[Array], Array]
+"""Function from minus squared distances, which it may overwrite, to kernel values."""
+
+Effects = tuple[tuple[MapValues, float], ...]
+"""Kernels that decide up to which distance errors matter, and the factors of their minus squared distances."""
+
+
+def scale_effect(effect: MapValues, share: float) -> MapValues:
+    """Return a kernel divided by a number, so that errors above this share of the limit count."""
+    return lambda negative_squares: effect(negative_squares) / share
+
+
+def find_squared_cutoff(effect: MapValues, error: float, dtype: np.dtype[np.floating]) -> float:
+    """Return the largest computed squared distance at which an error of it changes a kernel's value."""
+    values = effect(-_SQUARES), effect(-(_SQUARES + error))
+    matters = _SQUARES[np.abs(values[0] - values[1]) > VALUE_ERRORS[dtype]]
+    # A computed distance is less than an error above the true one.
+    return float(matters.max() + error) if len(matters) else 0.0
+
+
+def find_vanishing_square(map_values: MapValues, dtype: np.dtype[np.floating]) -> float:
+    """Return the squared distance beyond which a kernel is less than the normal numbers of a dtype; inf if none.
+
+    It is infinite, too, if these numbers are not far below the kernel's value at distance 0.
+
+    >>> round(find_vanishing_square(np.exp, np.dtype(np.float32)), 2)  # log(2^126)
+    87.34
+    """
+    squares, tiny = _SQUARES, float(np.finfo(dtype).tiny)
+    if not is_far_above_subnormals(float(map_values(np.zeros(1))[0]), dtype):
+        return np.inf
+    for _ in range(3):
+        normal = np.flatnonzero(map_values(-squares) >= tiny)
+        if normal[-1] + 1 == len(squares):
+            return np.inf
+        squares = np.linspace(squares[normal[-1]], squares[normal[-1] + 1], _REFINED_STEPS + 1)
+    return float(squares[0])
+
+
+class VanishingPairs:
+    """Give pairs at which a kernel is less than the normal numbers of its dtype a distance at which it is 0.
+
+    Arithmetic on such numbers takes up to a hundred times as long.
+
+    Parameters
+    ----------
+    map_values : callable or None
+        The kernel; None if it does not vanish.
+    """
+
+    def __init__(self, map_values: MapValues | None) -> None:
+        self._map_values = map_values
+        self._limits: dict[np.dtype[np.floating], float] = {}
+
+    def overwrite(self, negative_squares: Array, largest_squares: npt.NDArray[np.floating]) -> None:
+        """Overwrite minus squared distances (n, m) in place; `largest_squares` (n,) are bounds on those of each row."""
+        if self._map_values is None or largest_squares.max(initial=0.0) <= _NEAREST_VANISHING_SQUARE:
+            return
+        dtype = negative_squares.dtype
+        if dtype not in self._limits:  # threads may compute it twice
+            self._limits[dtype] = max(find_vanishing_square(self._map_values, dtype), _NEAREST_VANISHING_SQUARE)
+        limit = self._limits[dtype]
+        may_vanish = largest_squares * (1 + _ROUNDING) > limit
+        for part in row_slices(len(negative_squares), _ROWS_AT_ONCE):
+            if may_vanish[part].any():
+                lower_exponents_below(-limit, negative_squares[part])
