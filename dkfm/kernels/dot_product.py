@@ -10,7 +10,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, is_sparse, normalize_rows, squared_norms
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
-from dkfm.kernels.pairwise.block_operations import Evaluator, make_mixed_precision_evaluator, map_rows
+from dkfm.kernels.pairwise.block_operations import Evaluator, find_pairs, make_mixed_precision_evaluator, map_rows
 from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR, prepare_negative_squared_distances
@@ -318,20 +318,22 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
         sqrt(h (1 - h))``. For nearly opposite rows ``1 - h`` is a quarter of the square of their sum.
         """
         h = np.multiply(negative_squares, -0.25, out=negative_squares)
-        np.minimum(h, 1, out=h)
-        i, j = np.nonzero(h > 1 - near)
+        rows = np.flatnonzero(h.max(axis=1) > 1 - near)  # one pass: the search for pairs takes longer than all others
+        h[rows] = np.minimum(h[rows], 1)
+        i, j = find_pairs(h[rows] > 1 - near)
+        i = rows[i]
         opposite = _quarter_squared_sums(U, V, i, j)
         values = np.sqrt(h)
         np.arcsin(values, out=values)
-        values *= -2
-        values += np.pi
-        values[i, j] = 2 * np.arcsin(np.sqrt(opposite))  # pi - theta
+        values *= -2 / np.pi
+        values += 1
+        values[i, j] = 2 / np.pi * np.arcsin(np.sqrt(opposite))  # (pi - theta) / pi
         if self.order > 0:
             sines = 1 - h
             sines *= h
             np.sqrt(sines, out=sines)
             sines[i, j] = np.sqrt(opposite * (1 - opposite))
-            sines *= 2
+            sines *= 2 / np.pi
             h *= -2
             h += 1
             cosines = h
@@ -345,7 +347,7 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
                 cosines += 1
                 values *= cosines
             values += sines
-        np.divide(values, np.pi, out=negative_squares)
+        negative_squares[...] = values
 
 
 def _multiply_by_factors(values: Array, row_factors: Array, landmark_factors: Array) -> None:

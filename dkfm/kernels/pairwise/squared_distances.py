@@ -15,7 +15,12 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
 from dkfm.core.scratch_buffers import ThreadBuffer
-from dkfm.kernels.pairwise.block_operations import Evaluator, PreparedBlock, recompute_rows_in_float64
+from dkfm.kernels.pairwise.block_operations import (
+    Evaluator,
+    PreparedBlock,
+    find_pairs,
+    recompute_rows_in_float64,
+)
 from dkfm.kernels.pairwise.distance_effects import (
     VALUE_ERRORS,
     Effects,
@@ -51,7 +56,7 @@ _MANY = 1 / 48
 _FEW_FLOAT64_COLUMNS = 10
 """Largest number of columns for which the product in float64 costs less than the search for pairs to compute again."""
 
-_MANY_WITHIN_REACH = 1 / 20
+_MANY_WITHIN_REACH = 1 / 24
 """Share of the mean squared distance from which on, with so few columns, the pairs within it are too many to search."""
 
 _ROUNDED_ERROR = 1e-8
@@ -170,11 +175,10 @@ class _Products:
         dtype: np.dtype[np.floating],
         vanishing: VanishingPairs,
     ) -> None:
-        self.landmarks, self.scale, self.least_near, self.effects = landmarks, scale, near, effects
+        self.landmarks, self.scale, self.effects = landmarks, scale, effects
         self.vanishing = vanishing
         self.factors = 1 / scale
         self.near = max(near, _NEAR_SHARES[dtype])
-        self.has_few_columns = landmarks.shape[1] <= _FEW_FLOAT64_COLUMNS
         self._reaches: dict[tuple[float, np.dtype[np.floating], int], float] = {}
 
     @cached_property
@@ -182,7 +186,8 @@ class _Products:
         """The function in float64 of values that are rounded to float32, prepared when the first rows need it."""
         share = _ROUNDED_ERROR / VALUE_ERRORS[np.dtype(np.float64)]
         effects = tuple((scale_effect(effect, share), factor) for effect, factor in self.effects)
-        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, self.least_near, effects)
+        # Whatever the kernel, rounded values need no more digits of short distances than others do.
+        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, 0.0, effects)
 
     def find_square_limits(self, dtype: np.dtype[np.floating], z_squared_norms: Array) -> Array:
         """Return the squared distance (effects, n) up to which errors of a row's products change each kernel.
@@ -193,7 +198,7 @@ class _Products:
         limits = np.array(
             [self._find_squared_cutoffs_by_row(dtype, largest_sums, effect) for effect in range(len(self.effects))]
         )
-        if self.has_few_columns and dtype == np.float32:
+        if dtype == np.float32 and self.landmarks.shape[1] <= _FEW_FLOAT64_COLUMNS:
             typical = z_squared_norms + self.landmark_squared_norms.mean()
             limits[limits > _MANY_WITHIN_REACH * typical] = np.inf
         return limits
@@ -216,7 +221,9 @@ class _Products:
         candidates = np.flatnonzero(is_candidate & ~is_wide)
         for part in row_slices(len(candidates), _ROWS_AT_ONCE):
             rows = candidates[part]
-            i, j = np.nonzero(block[rows] >= -reaches[rows, np.newaxis])
+            is_run = rows[-1] - rows[0] == len(rows) - 1  # then no copy is needed
+            part_of_block = block[rows[0] : rows[-1] + 1] if is_run else block[rows]
+            i, j = find_pairs(part_of_block >= -reaches[rows, np.newaxis])
             values, sums = block[rows[i], j], z_squared_norms[rows[i]] + landmark_norms[j]
             is_near = values >= -self.near * sums
             for limit, (_, factor) in zip(limits, self.effects, strict=True):
