@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_operator_class
-from dkfm.kernels.dot_product import compute_power_overwriting_base
-from dkfm.kernels.pairwise.block_operations import Evaluator, map_rows
+from dkfm.kernels.dot_product import compute_power_overwriting_base, fits_error_share
+from dkfm.kernels.pairwise.block_operations import (
+    Evaluator,
+    are_products_in_float32_range,
+    make_mixed_precision_evaluator,
+    map_rows,
+)
 from dkfm.kernels.pairwise.radial_forms import RadialForm, combine_radial_forms
 from dkfm.kernels.parameters import coerce_exponent, coerce_to_non_negative_float, require_kernels
 
@@ -22,6 +28,8 @@ class Wrapper(PreparedKernel):
     """Base class of kernels made of one other kernel, whose properties they have unless they override them."""
 
     kernel: Kernel
+    may_need_float64: ClassVar[bool] = False
+    """Whether some float32 rows may be computed in float64; for the memory budget."""
 
     def __post_init__(self) -> None:
         require_kernels(self, (self.kernel,))
@@ -70,9 +78,18 @@ class ElementwiseKernel(Wrapper):
         """Return the function of kernel values, which may be overwritten."""
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the inner kernel."""
+        """Prepare the inner kernel, in both precisions if some float32 rows may need float64."""
+        if self.may_need_float64:
+            return prepare_in_both_precisions(self, landmarks, self._prepare_in_one_precision, self._fits_float32)
+        return self._prepare_in_one_precision(landmarks)
+
+    def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
         prepared = self.kernel.make_evaluator(landmarks)
         return lambda Z, out=None, /: self._map_values(prepared(Z, out))
+
+    def _fits_float32(self, diagonal: Array, largest: float) -> npt.NDArray[np.bool_]:
+        """Return whether float32 suffices for rows with these inner k(x, x), (n,), beside the landmarks' largest."""
+        return np.ones(len(diagonal), np.bool_)
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Return the function of the inner kernel's radial form, if it has one."""
@@ -94,6 +111,54 @@ class ElementwiseKernel(Wrapper):
         return self._map_values(self.kernel.evaluate_diagonal(X))
 
 
+class MagnifyingKernel(ElementwiseKernel):
+    """Base class of elementwise functions that magnify errors: float32 rows are computed in float32 where it suffices.
+
+    A subclass has a `float32_error_share`, or overrides `supports_float32` and `_fits_float32`.
+    """
+
+    may_need_float64 = True
+
+    @property
+    def supports_float32(self) -> bool:
+        """Whether errors of the inner kernel are known, and stay small enough."""
+        return fits_error_share(self.float32_error_share)
+
+
+def prepare_in_both_precisions(
+    kernel: Wrapper,
+    landmarks: Rows,
+    prepare: Callable[[Rows], Evaluator],
+    fits_float32: Callable[[Array, float], npt.NDArray[np.bool_]] | None = None,
+) -> Evaluator:
+    """Return a function that computes rows in float32 if that holds the values of the inner kernel, else in float64.
+
+    Parameters
+    ----------
+    kernel : Wrapper
+        The kernel.
+    landmarks : ndarray or csr_array of shape (m, d)
+        The landmarks; float64 ones are prepared in float64 alone.
+    prepare : callable
+        Prepares landmarks of either precision.
+    fits_float32 : callable, optional
+        Function from the inner k(x, x) of rows, (n,), and the largest one of the landmarks, to a mask of those rows for
+        which float32 suffices besides.
+    """
+    block = prepare(landmarks)
+    if landmarks.dtype == np.float64:
+        return block
+    diagonal = kernel.kernel.evaluate_diagonal(as_float64(landmarks))
+    holds_landmarks = bool(are_products_in_float32_range(diagonal).all())
+
+    def fits(Z: Rows) -> npt.NDArray[np.bool_]:
+        own = kernel.kernel.evaluate_diagonal(as_float64(Z))
+        in_range = are_products_in_float32_range(own) & holds_landmarks
+        return in_range if fits_float32 is None else in_range & fits_float32(own, float(diagonal.max()))
+
+    return make_mixed_precision_evaluator(block, lambda: prepare(as_float64(landmarks)), fits, landmarks.shape[0])
+
+
 def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
     """Return the repr of a kernel, in brackets if its class is one of `looser`, which bind less tightly."""
     return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)
@@ -103,7 +168,9 @@ def needs_float64_block(kernel: Kernel) -> bool:
     """Return whether a block of float32 rows needs a float64 block that is rounded; for the memory budget."""
     if isinstance(kernel, _Reduction):
         return any(map(needs_float64_block, kernel.parts))
-    return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and needs_float64_block(kernel.kernel))
+    if not kernel.supports_float32:
+        return True
+    return isinstance(kernel, Wrapper) and (kernel.may_need_float64 or needs_float64_block(kernel.kernel))
 
 
 _NEGATIVE_REASON = ": a negative multiple of a kernel is not positive semi-definite"
@@ -125,6 +192,7 @@ class Constant(Kernel):
 
     value: float = 1.0
     supports_float32 = supports_sparse = translation_invariant = True
+    float32_error_share = float(np.finfo(np.float32).eps)
 
     def __post_init__(self) -> None:
         coerce_to_non_negative_float(self, "value", _NEGATIVE_REASON)
@@ -247,6 +315,11 @@ class Sum(_Reduction):
         """Whether all terms are positive semi-definite, so that no cancellation magnifies float32 rounding."""
         return self.definiteness is Definiteness.PSD
 
+    @property
+    def float32_error_share(self) -> float:
+        """The largest of those of the terms, if they are positive semi-definite."""
+        return max(k.float32_error_share for k in self.terms) if self.supports_float32 else float("inf")
+
     def __repr__(self) -> str:
         return " + ".join(repr(k) for k in self.terms)
 
@@ -281,6 +354,11 @@ class Scaled(ElementwiseKernel):
         coerce_to_non_negative_float(self, "weight", _NEGATIVE_REASON)
         super().__post_init__()
 
+    @property
+    def float32_error_share(self) -> float:
+        """That of the inner kernel."""
+        return self.kernel.float32_error_share
+
     def _map_values(self, values: Array) -> Array:
         values *= self.weight
         return values
@@ -291,7 +369,7 @@ class Scaled(ElementwiseKernel):
 
 @register_operator_class
 @dataclass(frozen=True)
-class Power(ElementwiseKernel):
+class Power(MagnifyingKernel):
     """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is."""
 
     kernel: Kernel
@@ -307,9 +385,9 @@ class Power(ElementwiseKernel):
         return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_power_series()
 
     @property
-    def supports_float32(self) -> bool:
-        """False for any exponent, unlike `Polynomial`: a power multiplies the relative error of its base."""
-        return False
+    def float32_error_share(self) -> float:
+        """That of the inner kernel, multiplied by the exponent."""
+        return self.exponent * self.kernel.float32_error_share
 
     def _map_values(self, values: Array) -> Array:
         return map_rows(values, lambda part: compute_power_overwriting_base(part, self.exponent))

@@ -126,6 +126,14 @@ class Kernel(ABC):
         return False
 
     @property
+    def float32_error_share(self) -> float:
+        """Largest error of k(x, y) of float32 rows, as a share of ``sqrt(k(x, x) k(y, y))``; infinity if it may be any.
+
+        Powers and series of the kernel run in float32 if they magnify it to no more than they may.
+        """
+        return float("inf")
+
+    @property
     def supports_sparse(self) -> bool:
         """Whether `block` also takes CSR rows; if not, sparse rows raise an error."""
         return False

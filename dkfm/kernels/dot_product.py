@@ -37,6 +37,7 @@ class Linear(PreparedKernel):
     """
 
     supports_float32 = supports_sparse = supports_out = True
+    float32_error_share = FLOAT32_ERROR
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Return a function that computes the inner products with the landmarks."""
@@ -132,7 +133,12 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
     @property
     def supports_float32(self) -> bool:
         """Whether the degree is small enough: a power multiplies the relative error of an inner product."""
-        return power_fits_float32(self.degree)
+        return fits_error_share(self.float32_error_share)
+
+    @property
+    def float32_error_share(self) -> float:
+        """That of an inner product, multiplied by the degree."""
+        return self.degree * FLOAT32_ERROR
 
     def _map_values(self, scaled_products: Array) -> Array:
         return compute_power_overwriting_base(scaled_products, self.degree)
@@ -153,6 +159,7 @@ class Cosine(PreparedKernel):
     """
 
     supports_float32 = supports_sparse = supports_out = True
+    float32_error_share = FLOAT32_ERROR
     landmark_copies = 1
 
     def prepare(self, landmarks: Rows) -> Evaluator:
@@ -214,9 +221,9 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
         return np.tanh(scaled_products, out=scaled_products)
 
 
-def power_fits_float32(exponent: int) -> bool:
-    """Return whether float32 holds a power of an inner product; a feature map doubles the error of the power."""
-    return 2 * exponent * FLOAT32_ERROR <= FLOAT32_LIMIT
+def fits_error_share(share: float) -> bool:
+    """Return whether an error is allowed in float32, as a share of the largest value; a feature map doubles it."""
+    return 2 * share <= FLOAT32_LIMIT
 
 
 def compute_power_overwriting_base(base: Array, exponent: int) -> Array:

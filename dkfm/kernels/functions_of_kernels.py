@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
+import numpy.typing as npt
 
-from dkfm.core.rows import Array, Rows, normalize_rows
+from dkfm.core.rows import Array, Rows, as_float64, normalize_rows
 from dkfm.errors import KernelError, format_value
-from dkfm.kernels.algebra import ElementwiseKernel, Wrapper
+from dkfm.kernels.algebra import MagnifyingKernel, Wrapper, prepare_in_both_precisions
 from dkfm.kernels.base import Definiteness, Kernel
+from dkfm.kernels.dot_product import fits_error_share
 from dkfm.kernels.pairwise.block_operations import Evaluator, exp_in_place, map_rows
+from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT
 from dkfm.kernels.parameters import as_float_or_nan
 
 _MAX_TERMS = 1024
@@ -23,7 +26,7 @@ _MIN_NORMAL = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
-class PowerSeries(ElementwiseKernel):  # numpydoc ignore=PR02
+class PowerSeries(MagnifyingKernel):  # numpydoc ignore=PR02
     """A power series of a kernel with coefficients >= 0, ``a_0 + a_1 k + a_2 k^2 + ..``.
 
     Positive semi-definite if the kernel is.
@@ -44,7 +47,6 @@ class PowerSeries(ElementwiseKernel):  # numpydoc ignore=PR02
 
     kernel: Kernel
     coefficients: Sequence[float]
-    supports_float32 = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +72,11 @@ class PowerSeries(ElementwiseKernel):  # numpydoc ignore=PR02
             return self.kernel.definiteness
         return self.kernel.definiteness.of_power_series()
 
+    @property
+    def float32_error_share(self) -> float:
+        """That of the inner kernel, multiplied by the largest exponent."""
+        return (len(self.coefficients) - 1) * self.kernel.float32_error_share
+
     def _map_values(self, values: Array) -> Array:
         return map_rows(values, self._evaluate_series)
 
@@ -83,7 +90,7 @@ class PowerSeries(ElementwiseKernel):  # numpydoc ignore=PR02
 
 
 @dataclass(frozen=True)
-class Exp(ElementwiseKernel):
+class Exp(MagnifyingKernel):
     """The exponential of a kernel, ``exp(k(x, y))``.
 
     Positive semi-definite if the kernel is at least conditionally so (Schoenberg).
@@ -97,7 +104,15 @@ class Exp(ElementwiseKernel):
     """
 
     kernel: Kernel
-    supports_float32 = False
+
+    @property
+    def supports_float32(self) -> bool:
+        """Whether errors of the inner kernel are known: each row whose k(x, x) is too large is computed in float64."""
+        return isfinite(self.kernel.float32_error_share)
+
+    def _fits_float32(self, diagonal: Array, largest: float) -> npt.NDArray[np.bool_]:
+        errors = self.kernel.float32_error_share * np.sqrt(diagonal * largest)
+        return np.asarray(2 * errors <= FLOAT32_LIMIT)
 
     @property
     def definiteness(self) -> Definiteness:
@@ -123,7 +138,17 @@ class Normalized(Wrapper):
     """
 
     kernel: Kernel
-    supports_float32 = False
+    may_need_float64 = True
+
+    @property
+    def supports_float32(self) -> bool:
+        """Whether errors of the inner kernel are known and small enough."""
+        return fits_error_share(self.float32_error_share)
+
+    @property
+    def float32_error_share(self) -> float:
+        """That of the inner kernel."""
+        return self.kernel.float32_error_share
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,12 +160,16 @@ class Normalized(Wrapper):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the inner kernel, and the inverse lengths of the landmarks."""
+        return prepare_in_both_precisions(self, landmarks, self._prepare_in_one_precision)
+
+    def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
         prepared, right = self.kernel.make_evaluator(landmarks), self._inverse_lengths(landmarks)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             values = prepared(Z, out)
-            values *= self._inverse_lengths(Z)[:, np.newaxis]
-            values *= right
+            with np.errstate(over="ignore", invalid="ignore"):  # of rows that do not fit float32, computed again
+                values *= self._inverse_lengths(Z)[:, np.newaxis].astype(values.dtype)
+                values *= right.astype(values.dtype)
             return values
 
         return block
@@ -154,7 +183,8 @@ class Normalized(Wrapper):
         return (self._inverse_lengths(X) > 0).astype(np.float64)
 
     def _inverse_lengths(self, rows: Rows) -> Array:
-        """Return 1 / sqrt(k(x, x)) of each row, (n,), and 0 where k(x, x) = 0."""
+        """Return 1 / sqrt(k(x, x)) of each row, (n,), in float64, and 0 where k(x, x) = 0."""
+        rows = as_float64(rows)
         squares = self.kernel.evaluate_diagonal(rows)
         if squares.min() < 0:
             raise KernelError(f"{self!r} needs k(x, x) >= 0, and it is {squares.min()} for row {squares.argmin()}.")

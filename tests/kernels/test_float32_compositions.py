@@ -34,6 +34,11 @@ def compositions(d: int, s: float) -> list[k.Kernel]:
         k.Normalized(cubic),
         k.Normalized(k.Polynomial(5, 1 / d, 0.0)),
         k.Normalized(k.Linear() * gaussian),
+        (1 / d * k.Linear() + 1.0) ** 3,
+        (2.0 * k.Cosine() + 0.5 * k.Polynomial(2, 1 / d)) ** 2,
+        k.Exp(1 / d * k.Linear() + 0.5),
+        k.Normalized(k.PowerSeries(k.Linear(), (0.0, 1.0, 1 / d))),
+        k.Normalized(k.Exp(k.Cosine())),
         gaussian.warp(k.Affine(2.0, -1e3)),
         (gaussian + k.Exponential(s)).warp(np.tanh),
         k.Polynomial(2, 1 / d).warp(k.Standardize(3.0, 2.0)),
@@ -58,6 +63,44 @@ def test_no_value_errs_by_more_than_is_promised(rows, d, width, rng):
         found = kernel(Z, X)
         assert found.dtype == np.float32
         assert np.abs(found - truth).max() <= FLOAT32_LIMIT * largest + 1e-38, kernel
+
+
+KNOWN_ERRORS = [
+    k.Linear(),
+    k.Cosine(),
+    k.Polynomial(3, 0.1, 2.0),
+    0.3 * k.Linear() + 1.0,
+    k.Linear() ** 3,
+    (k.Cosine() + k.Polynomial(2)) ** 2,
+    k.PowerSeries(k.Linear(), (1.0, 0.0, 3.0)),
+    k.Normalized(k.Polynomial(4, 0.2)),
+]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kernel", KNOWN_ERRORS, ids=repr)
+def test_errors_are_below_their_share_of_the_lengths(kernel, rows, rng):
+    X, Z = (ROWS[rows](rng, n, 90).astype(np.float32) for n in (70, 40))
+    wide = X.astype(np.float64), Z.astype(np.float64)
+    lengths = [np.sqrt(kernel.diag(rows)) for rows in wide]
+    if max(one.max() for one in lengths) > 1e15:
+        return  # k(x, x) leaves float32
+    errors = np.abs(kernel(X, Z) - kernel(*wide))
+    assert kernel.supports_float32
+    assert (errors <= kernel.float32_error_share * np.multiply.outer(*lengths) + 1e-38).all()
+
+
+def test_a_kernel_whose_errors_are_not_known_is_computed_in_float64(rng):
+    X = rng.normal(size=(40, 20)).astype(np.float32)
+    for kernel in (
+        G(3.0) ** 2,
+        k.Exp(k.ArcCosine()),
+        k.PowerSeries(k.Linear(), [0.5] * 9),
+        k.Normalized(k.Polynomial(6)),
+    ):
+        assert not kernel.supports_float32
+        truth = kernel(X.astype(np.float64))
+        np.testing.assert_allclose(kernel(X), truth, rtol=1e-7, atol=1e-7 * truth.max())
 
 
 def test_rows_that_do_not_fit_change_no_other_row(rng):
