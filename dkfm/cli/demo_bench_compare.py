@@ -22,7 +22,7 @@ def demo(rows: int, directory: str) -> None:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Smaller: a minute or two, not ten; of --kernels twenty seconds.")
+@click.option("--quick", is_flag=True, help="Smaller sizes: two minutes, not ten or more; of --kernels twenty seconds.")
 @click.option("--kernels", is_flag=True, help="Only the time of a value of each kernel, beside its formula.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--scheduler", metavar="ADDRESS", help="As of dkfm score; without it, a cluster of this machine.")

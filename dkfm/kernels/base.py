@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -86,6 +86,8 @@ class Kernel(ABC):
     """
 
     __array_ufunc__ = None  # NumPy scalars leave the arithmetic to the kernel
+    has_no_subnormals: ClassVar[bool] = False
+    """Whether values below the normal numbers of their dtype are 0 already."""
 
     @abstractmethod
     def block(self, X: Array, Y: Array) -> Array:
@@ -175,10 +177,17 @@ class Kernel(ABC):
         """
         converted = self._convert_rows(landmarks)
         prepared = self.prepare(converted)
+        may_vanish = self._may_vanish(converted, landmarks.dtype)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             if Z.dtype != landmarks.dtype:
                 return self.make_evaluator(as_float64(landmarks))(as_float64(Z))
+            values = compute(Z, out)
+            if may_vanish:
+                set_subnormals_to_0(values)
+            return values
+
+        def compute(Z: Rows, out: Array | None) -> Array:
             rows = converted if Z is landmarks else self._convert_rows(Z)
             if not self.supports_out:
                 return prepared(rows).astype(Z.dtype, copy=False)
@@ -190,15 +199,19 @@ class Kernel(ABC):
             rounded: Array = np.empty((n, m), Z.dtype) if out is None else out
             with float64_blocks.borrow(n, m, rows.dtype) as wide:
                 rounded[...] = prepared(rows, wide)
-            if self._vanishes_in(rounded.dtype, rows):
-                set_subnormals_to_0(rounded)
             return rounded
 
         return block
 
-    def _vanishes_in(self, dtype: np.dtype[np.floating], rows: Rows) -> bool:
-        """Return whether values below the normal numbers of a dtype are nothing beside k(x, x), the same for all x."""
-        return self.translation_invariant and is_far_above_subnormals(float(self.evaluate_diagonal(rows[:1])[0]), dtype)
+    def _may_vanish(self, converted: Rows, dtype: np.dtype[np.floating]) -> bool:
+        """Return whether a block of this dtype may have values that are negligible beside k(x, x), and slow.
+
+        They are less than the normal numbers of the dtype; k(x, x) must be the same for all x. A kernel with
+        `has_no_subnormals` has none of them, unless its rows were converted.
+        """
+        if not self.translation_invariant or (self.has_no_subnormals and converted.dtype == dtype):
+            return False
+        return is_far_above_subnormals(float(self.evaluate_diagonal(converted[:1])[0]), dtype)
 
     def _convert_rows(self, rows: Rows) -> Array:
         """Return rows in a dtype that the kernel takes; raise if they are sparse and it takes dense rows only."""

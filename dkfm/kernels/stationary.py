@@ -72,7 +72,7 @@ class DistanceKernel(PreparedKernel):
 class EuclideanDistanceKernel(DistanceKernel):
     """Base class of functions of the Euclidean distance; a subclass defines `_map_values` of minus its squares."""
 
-    supports_sparse = supports_out = True
+    supports_sparse = supports_out = has_no_subnormals = True
     _length_scale_factor: float = 1.0
     """Columns are divided by the length scale times this number."""
     _relative_near_threshold: float = 0.0

@@ -103,7 +103,8 @@ class Model:
     def head(self, name: str) -> Head:
         """Return a head by name; raise an error that lists the heads if there is none of that name."""
         if name not in self.heads:
-            raise InvalidInputError(f"This model has no output {name!r}; it has {', '.join(self.heads)}.")
+            hint = " Give several as a list." if "," in name else ""
+            raise InvalidInputError(f"This model has no output {name!r}; it has {', '.join(self.heads)}.{hint}")
         return self.heads[name]
 
     @property

@@ -24,7 +24,7 @@ from dkfm.sources import chunk_cache, parquet_footers
 from dkfm.sources.base import DenseRows
 from dkfm.sources.input_file_journal import StoredNames
 from dkfm.sources.parquet_file_list import TableFiles
-from dkfm.sources.parquet_footers import TableLayout, compute, pa, pq, types
+from dkfm.sources.parquet_footers import KEPT_FOOTER_BYTES, TableLayout, compute, pa, pq, types
 
 _BATCH_VALUES = 2**22
 """Values of a batch that Arrow decodes at a time."""
@@ -53,8 +53,10 @@ _IDS_BYTES = 2**24
 _ID_BYTES = 512
 """Part of this limit for each row."""
 
-_cached_layouts: LruCache[TableLayout] = LruCache(3)
-"""Layouts of at most four tables."""
+_cached_layouts: LruCache[TableLayout] = LruCache(
+    KEPT_FOOTER_BYTES, lambda layout: max(layout.footer_cache_bytes, KEPT_FOOTER_BYTES // 3)
+)
+"""Layouts of at most four tables, three of which keep as many footers as one may."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,14 +49,17 @@ _MAX_ROWS = 2**48
 _MAX_FOOTER_BYTES = 2**27
 """Largest size of the footer of a file."""
 
-_KEPT_FOOTER_BYTES = 2**21
-"""Size in their files of the footers that are kept with the layout of a table."""
+KEPT_FOOTER_BYTES = 2**25
+"""Most memory of the footers that are kept with the layout of a table: each may take its share of it."""
 
 _CACHED_FOOTERS = 4
 """Files whose footers a process caches, of those that are not kept."""
 
-_FOOTER_COPIES = 12
-"""Memory of a footer, relative to its size in the file; 10 to 11 were measured for 20 columns."""
+_FOOTER_BYTES = 10_000
+"""Constant part of the memory of a footer."""
+
+_COLUMN_CHUNK_BYTES = 2_000
+"""Part of this memory for each column of each row group; 1,000 to 2,000 were measured."""
 
 _PREFETCHED_VALUES = 2**19
 """Most values of a row group whose columns are read from disk together: each read alone is a call of Python."""
@@ -87,8 +90,8 @@ class TableLayout:
         Type of the ids, if they are requested.
     partition_ids : tuple of (str or None) or None
         Ids of all rows of each file, if the ids are the values of a partition; None if they are a column of the files.
-    kept_footers : tuple of pyarrow.parquet.FileMetaData
-        Footers of the first files, as many as are small together, so that they are not read again with the rows.
+    kept_footers : tuple of (pyarrow.parquet.FileMetaData or None)
+        Footer of each file, so that it is not read again with the rows; None if it is too large to be kept.
     footer_cache_bytes : int
         Memory of these footers, and of others that a process caches, in bytes.
     file_with_missing_ids : str or None
@@ -104,7 +107,7 @@ class TableLayout:
     all_float32: bool
     id_type: "pa.DataType | None"
     partition_ids: tuple[str | None, ...] | None
-    kept_footers: tuple["pq.FileMetaData", ...]
+    kept_footers: tuple["pq.FileMetaData | None", ...]
     footer_cache_bytes: int
     file_with_missing_ids: str | None = None
 
@@ -123,7 +126,7 @@ class TableLayout:
     def group_footer(self, group: int) -> "pq.FileMetaData":
         """Return the footer of the file that contains a row group."""
         index = int(self.file_indices[group])
-        return self.kept_footers[index] if index < len(self.kept_footers) else _cached_metadata(self.files[index])
+        return self.kept_footers[index] or _cached_metadata(self.files[index])
 
     def file_first_row(self, group: int) -> int:
         """Return the first row of the file that contains a row group."""
@@ -225,17 +228,16 @@ def read_layout_with_stamp(
     file_indices: list[int] = []
     group_indices: list[int] = []
     without_ids = [str(file) for file, value in zip(files, partition_ids or (), strict=False) if value is None]
+    kept: list[pq.FileMetaData | None] = []
     all_float32, largest, kept_bytes = True, 0, 0
-    kept: list[pq.FileMetaData] = []
+    read = partial(_read_footer, id_column=file_id_column, kept_bytes=KEPT_FOOTER_BYTES // len(files))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
         # Threads only wait for each other where files are on disk.
-        footers = (pool.map if files[0].is_remote else map)(partial(_read_footer, id_column=file_id_column), files)
-        for file_index, (file, (metadata, schema, rows, has_null_ids)) in enumerate(zip(files, footers, strict=True)):
-            size = int(metadata.serialized_size)
-            largest = max(largest, size)
-            if len(kept) == file_index and kept_bytes + size <= _KEPT_FOOTER_BYTES:
-                kept.append(metadata)
-                kept_bytes += size
+        footers = (pool.map if files[0].is_remote else map)(read, files)
+        for file_index, (file, footer) in enumerate(zip(files, footers, strict=True)):
+            metadata, schema, rows, size, has_null_ids = footer
+            kept.append(metadata)
+            largest, kept_bytes = (max(largest, size), kept_bytes) if metadata is None else (largest, kept_bytes + size)
             without_ids += [str(file)] * has_null_ids
             if file_index == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
@@ -252,8 +254,7 @@ def read_layout_with_stamp(
     places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
     indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)
     id_type = pa.string() if partition_ids else None if id_column is None else _id_value_type(first, id_column)
-    others = min(_CACHED_FOOTERS, len(files) - len(kept))
-    footer_bytes = _FOOTER_COPIES * (kept_bytes + largest * others)
+    footer_bytes = kept_bytes + largest * min(_CACHED_FOOTERS, kept.count(None))
     return stamp, TableLayout(
         *(files, first_rows, *indices, columns, places, all_float32, id_type, partition_ids, tuple(kept), footer_bytes),
         next(iter(without_ids), None),
@@ -275,14 +276,17 @@ def _find_partition_ids(
 class _FileFooter(NamedTuple):
     """What the footer of one file says."""
 
-    metadata: "pq.FileMetaData"
+    metadata: "pq.FileMetaData | None"
+    """The footer itself, if it is small enough to be kept."""
     schema: "pa.Schema"
     group_rows: list[int]
+    bytes: int
+    """Memory of the footer."""
     has_null_ids: bool
 
 
-def _read_footer(file: TableFile, id_column: str | None) -> _FileFooter:
-    """Read the footer of a file."""
+def _read_footer(file: TableFile, id_column: str | None, kept_bytes: int = 0) -> _FileFooter:
+    """Read the footer of a file, and keep it if it takes at most some bytes: so none waits for those of other files."""
     with _parquet_errors(file):
         metadata = _read_metadata(file)
         schema = metadata.schema.to_arrow_schema()
@@ -292,7 +296,8 @@ def _read_footer(file: TableFile, id_column: str | None) -> _FileFooter:
     declared, total = metadata.num_rows, sum(rows)
     if min(rows, default=0) < 0 or declared != total:
         raise InvalidInputError(f"{file} is damaged: it says {declared} rows, its row groups {total}.")
-    return _FileFooter(metadata, schema, rows, has_null_ids)
+    size = _FOOTER_BYTES + _COLUMN_CHUNK_BYTES * metadata.num_columns * metadata.num_row_groups
+    return _FileFooter(metadata if size <= kept_bytes else None, schema, rows, size, has_null_ids)
 
 
 def _has_nulls(metadata: "pq.FileMetaData", name: str) -> bool:

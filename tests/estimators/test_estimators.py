@@ -264,7 +264,7 @@ def test_verify_measures_anew_and_fails_when_a_weight_changed(rng):
 def test_a_conditional_kernel_has_components_and_no_map(rng):
     X = rng.normal(size=(30, 3))
     conditional = kernels.NegativeSquaredDistance()
-    with pytest.raises(NotPSDError, match=r"NegativeSquaredDistance.*KernelPCA takes.*lambda_min"):
+    with pytest.raises(NotPSDError, match=r"NegativeSquaredDistance.*KernelPCA takes this kernel.*lambda_min"):
         dkfm.ExactFeatureMap(conditional).fit(X)
     halved = dkfm.KernelPCA(2, kernel=0.5 * conditional).fit(X)
     linear = dkfm.KernelPCA(2).fit(X)

@@ -17,6 +17,7 @@ from dkfm.errors import InvalidInputError, StoreError, WorkerDiedError
 from dkfm.files.object_store import Remote
 from dkfm.scoring import output_store, tasks
 from dkfm.sources import chunk_cache
+from dkfm.sources.parquet import ParquetSource
 
 _SLOW = 0.02
 """Seconds that are added to what a test slows down."""
@@ -131,3 +132,17 @@ def test_a_plan_asks_an_object_store_for_its_response_time_and_writes_nothing(jo
         assert plan.chunk_seconds > budget.CHUNK_SECONDS + 6 * _SLOW
     remote = pytest.importorskip("fsspec").filesystem("memory")
     assert not remote.exists("/dkfm-planned")
+
+
+def test_a_plan_counts_what_a_process_keeps_of_a_source_once(fitted, rng, tmp_path, monkeypatch):
+    table, path = pa.table({f"x{i}": rng.normal(size=200) for i in range(4)}), tmp_path / "rows.parquet"
+    pq.write_table(table, path, row_group_size=50)
+    kept = ParquetSource.open(path).cached_bytes
+    for chunk_rows in (10, 100):  # parts of row groups, and whole ones
+        options = {"chunk_rows": chunk_rows, "columns": table.column_names}
+        plan = dkfm.plan_score(fitted, path, tmp_path / "out", **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(ParquetSource, "cached_bytes", kept + 10**6)
+            more = dkfm.plan_score(fitted, path, tmp_path / "out", **options)
+        assert more.model_bytes - plan.model_bytes == 10**6
+        assert more.task_bytes == plan.task_bytes

@@ -277,18 +277,20 @@ def test_row_groups_of_a_file_are_decoded_from_one_opening_of_it(rows, tmp_path,
     assert opened == ["0.parquet", "1.parquet", "2.parquet"]
 
 
-@pytest.mark.parametrize(("kept", "read_again"), [(3, 0), (1.5, 2), (0, 3)])
+@pytest.mark.parametrize(("kept", "read_again"), [(1.0, 0), (0.5, 1), (0.0, 3)])
 def test_small_footers_are_not_read_again_with_the_rows(kept, read_again, rows, tmp_path, monkeypatch):
-    for number in range(3):
-        write(tmp_path / "x" / f"{number}.parquet", rows)
-    size = pq.read_metadata(tmp_path / "x" / "0.parquet").serialized_size
+    for number, group_rows in enumerate((1_000, 100, 1_000)):
+        write(tmp_path / "x" / f"{number}.parquet", rows, group_rows)
+    footers = [pq.read_metadata(tmp_path / "x" / f"{number}.parquet") for number in range(3)]
+    sizes = [10_000 + 2_000 * one.num_columns * one.num_row_groups for one in footers]
+    assert sizes[1] > 2 * sizes[0] == 2 * sizes[2]
     parquet_footers._cached_metadata.cache_clear()
-    monkeypatch.setattr(parquet_footers, "_KEPT_FOOTER_BYTES", kept * size)
+    monkeypatch.setattr(parquet_footers, "KEPT_FOOTER_BYTES", 3 * int(kept * sizes[1]))
     source = ParquetSource.open(tmp_path / "x")
     for _ in range(2):
         np.testing.assert_array_equal(source.read(slice(0, 3 * len(rows))), np.concatenate([rows] * 3))
     assert parquet_footers._cached_metadata.cache_info().misses == read_again
-    assert source.cached_bytes == 12 * size * 3, "kept or cached, each footer is counted"
+    assert source.cached_bytes == (3 * sizes[1] if kept == 0 else sum(sizes)), "each footer counts"
 
 
 def test_a_file_that_changed_has_another_stamp_and_is_refused(rows, tmp_path):

@@ -391,5 +391,5 @@ def _require_gram_memory(data: TrainingData, squares: int) -> None:
 def _describe_gram(kernel: Kernel) -> str:
     """Name the Gram matrix in error messages; for a conditionally definite kernel, name what supports it."""
     if kernel.definiteness is Definiteness.CONDITIONAL:
-        return f"The Gram matrix of {kernel!r}, which KernelPCA takes, as centring makes it so, and Exp(k) maps,"
+        return f"The Gram matrix of {kernel!r} (KernelPCA takes this kernel, and maps take Exp of it)"
     return f"The Gram matrix of {kernel!r}"

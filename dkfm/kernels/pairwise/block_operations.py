@@ -67,7 +67,7 @@ def recompute_rows_in_float64(block: Array, Z: Rows, numbers: npt.NDArray[np.int
 
 
 def find_pairs(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the rows and columns at which a block's mask is set, as `numpy.nonzero` does in four times the time."""
+    """Return the rows and columns at which a block's mask is set, in a quarter of the time of `numpy.nonzero`."""
     rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
     return rows, columns
 
@@ -87,7 +87,7 @@ def set_subnormals_to_0(values: Array) -> None:
     for rows in _slices_in_cache(values):
         part = values[rows]
         if part.min(initial=1.0) < tiny:
-            part[np.abs(part) < tiny] = 0.0
+            part *= np.abs(part) >= tiny
 
 
 def make_float64_evaluator(evaluate: PreparedBlock, m: int) -> Evaluator:

@@ -20,13 +20,14 @@ _SQUARES: Array = np.geomspace(1e-6, 1e12, 1200)
 """Squared distances at which kernel values are examined."""
 
 _NEAREST_VANISHING_SQUARE = 16.0
-"""Squared distance up to which no kernel is expected to vanish: nearer rows need no search."""
+"""Squared distance up to which pairs are not searched: hardly any kernel vanishes so near."""
 
 _REFINED_STEPS = 1000
 """Parts into which a step between two of these distances is divided, twice."""
 
 _ROUNDING = 1e-3
-"""Share by which a computed distance may be above its bound: so a row's values do not depend on the rows beside it."""
+"""Share by which the bounds of distances are widened. Rounding does not exceed them then: a row whose bound is below
+the limit has no pair above it, so its values do not depend on the rows beside it."""
 
 _ROWS_AT_ONCE = 16
 
@@ -58,12 +59,12 @@ def find_vanishing_square(map_values: MapValues, dtype: np.dtype[np.floating]) -
     >>> round(find_vanishing_square(np.exp, np.dtype(np.float32)), 2)  # log(2^126)
     87.34
     """
-    squares, tiny = _SQUARES, float(np.finfo(dtype).tiny)
+    squares, tiny = np.concatenate([np.zeros(1), _SQUARES]), float(np.finfo(dtype).tiny)
     if not is_far_above_subnormals(float(map_values(np.zeros(1))[0]), dtype):
         return np.inf
     for _ in range(3):
         normal = np.flatnonzero(map_values(-squares) >= tiny)
-        if normal[-1] + 1 == len(squares):
+        if normal[-1] + 1 == len(squares):  # at 0 the kernel is normal
             return np.inf
         squares = np.linspace(squares[normal[-1]], squares[normal[-1] + 1], _REFINED_STEPS + 1)
     return float(squares[0])

@@ -22,12 +22,10 @@ from dkfm.kernels.pairwise.block_operations import (
     recompute_rows_in_float64,
 )
 from dkfm.kernels.pairwise.distance_effects import (
-    VALUE_ERRORS,
     Effects,
     MapValues,
     VanishingPairs,
     find_squared_cutoff,
-    scale_effect,
 )
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
@@ -58,10 +56,6 @@ _FEW_FLOAT64_COLUMNS = 10
 
 _MANY_WITHIN_REACH = 1 / 24
 """Share of the mean squared distance from which on, with so few columns, the pairs within it are too many to search."""
-
-_ROUNDED_ERROR = 1e-8
-"""Largest error of a kernel value, as a share of that at distance 0, that a product in float64 may cause if the value
-is rounded to float32, whose rounding is 3 times as large."""
 
 _ROWS_AT_ONCE = 64
 """Rows whose near landmarks are searched at a time."""
@@ -101,7 +95,7 @@ def prepare_negative_squared_distances(
         Least share of the squared norms below which differences are used; kernels that take roots need a larger one.
     effects : tuple of (callable, float)
         The kernels that decide up to which distance errors matter, and the factors of their minus squared distances;
-        by default the exponential.
+        by default the exponential. Without any, only short distances are computed again.
     dtype : dtype, optional
         Precision of the products, by default that of the rows. float64 rows are centred before they are rounded to
         float32.
@@ -184,10 +178,8 @@ class _Products:
     @cached_property
     def float64_evaluator(self) -> Evaluator:
         """The function in float64 of values that are rounded to float32, prepared when the first rows need it."""
-        share = _ROUNDED_ERROR / VALUE_ERRORS[np.dtype(np.float64)]
-        effects = tuple((scale_effect(effect, share), factor) for effect, factor in self.effects)
-        # Whatever the kernel, rounded values need no more digits of short distances than others do.
-        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, 0.0, effects)
+        # Distances that are not computed from differences have a relative error of 2e-9, far below that of rounding.
+        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, effects=())
 
     def find_square_limits(self, dtype: np.dtype[np.floating], z_squared_norms: Array) -> Array:
         """Return the squared distance (effects, n) up to which errors of a row's products change each kernel.
@@ -195,9 +187,9 @@ class _Products:
         Infinity means all: the row is computed in float64.
         """
         largest_sums = z_squared_norms + self.landmark_squared_norms.max()
-        limits = np.array(
-            [self._find_squared_cutoffs_by_row(dtype, largest_sums, effect) for effect in range(len(self.effects))]
-        )
+        limits = np.zeros((max(1, len(self.effects)), len(largest_sums)))
+        for effect in range(len(self.effects)):
+            limits[effect] = self._find_squared_cutoffs_by_row(dtype, largest_sums, effect)
         if dtype == np.float32 and self.landmarks.shape[1] <= _FEW_FLOAT64_COLUMNS:
             typical = z_squared_norms + self.landmark_squared_norms.mean()
             limits[limits > _MANY_WITHIN_REACH * typical] = np.inf
@@ -226,7 +218,7 @@ class _Products:
             i, j = find_pairs(part_of_block >= -reaches[rows, np.newaxis])
             values, sums = block[rows[i], j], z_squared_norms[rows[i]] + landmark_norms[j]
             is_near = values >= -self.near * sums
-            for limit, (_, factor) in zip(limits, self.effects, strict=True):
+            for limit, (_, factor) in zip(limits, self.effects, strict=False):
                 within_reach = values >= -limit[rows[i]]
                 is_near |= within_reach & (sums * factor > _LARGE_NORMS) if block.dtype == np.float64 else within_reach
             if block.dtype == np.float32:
