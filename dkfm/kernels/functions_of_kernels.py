@@ -111,7 +111,7 @@ class Exp(MagnifyingKernel):
         return isfinite(self.kernel.float32_error_share)
 
     def _fits_float32(self, diagonal: Array, largest: float) -> npt.NDArray[np.bool_]:
-        errors = self.kernel.float32_error_share * np.sqrt(diagonal * largest)
+        errors = self.kernel.float32_error_share * np.sqrt(diagonal) * np.sqrt(largest)
         return np.asarray(2 * errors <= FLOAT32_LIMIT)
 
     @property

@@ -29,8 +29,11 @@ _SAMPLE_STEP = 61
 _SAMPLE_ROW_STEP = 4
 """Distance in rows of these values."""
 
-_FLOAT64_ROWS_AT_ONCE = 128
-"""Rows of a float32 block that are computed in float64 at a time."""
+_FLOAT64_VALUES_AT_ONCE = 2**18
+"""Values of a float32 block that are computed in float64 at a time."""
+
+_LEAST_FLOAT64_ROWS = 32
+"""Rows that are computed at a time even if they have more values."""
 
 FLOAT32_RANGE = 1e-30, 1e30
 """Range of the absolute values of parameters, and of k(x, x), beyond which kernels compute in float64."""
@@ -60,7 +63,8 @@ class Evaluator(Protocol):
 
 def recompute_rows_in_float64(block: Array, Z: Rows, numbers: npt.NDArray[np.intp], evaluate: PreparedBlock) -> None:
     """Overwrite some rows of a block, given by number, with what a function returns for these rows Z in float64."""
-    for part in row_slices(len(numbers), _FLOAT64_ROWS_AT_ONCE):
+    step = max(_LEAST_FLOAT64_ROWS, _FLOAT64_VALUES_AT_ONCE // block.shape[1])
+    for part in row_slices(len(numbers), step):
         rows = numbers[part]
         with float64_blocks.borrow(len(rows), block.shape[1], np.dtype(np.float64)) as wide:
             block[rows] = evaluate(as_float64(Z[rows]), wide)
