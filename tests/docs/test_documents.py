@@ -3,9 +3,11 @@
 import dataclasses
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -68,20 +70,30 @@ def test_every_python_example_runs(code, folder, monkeypatch):
     subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, timeout=120, env=environment)
 
 
+def run_shell(commands, folder, timeout=200):
+    """Run commands; if they do not end in time, each Python process among them writes where its threads wait."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "PYTHONFAULTHANDLER": "1"},
+        start_new_session=True,
+    ) as started:
+        try:
+            assert started.wait(timeout) == 0
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGABRT)
+            raise
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHELL)
 def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
     if page == "getting_started/shell":  # as pasted, in an empty folder
         folder = tmp_path / "empty"
         folder.mkdir()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", SHELL[page]],
-        cwd=folder,
-        check=True,
-        timeout=240,
-        env={**os.environ, "PATH": path},
-    )
+    run_shell(SHELL[page], folder)
     if page in ("README", "user_guide/batch_scoring"):
         assert dkfm.open_scores(folder / "scores.zarr").shape == (500, 20)
     if page == "getting_started/shell":
