@@ -181,7 +181,9 @@ def lower_exponents_below(limit: float, values: Array) -> None:
         part = values[rows]
         is_below = part < limit
         count = np.count_nonzero(is_below)
-        if count > part.size * _LARGEST_SHARE_OF_ASSIGNED:
+        if count == part.size:
+            part[...] = vanishing
+        elif count > part.size * _LARGEST_SHARE_OF_ASSIGNED:
             part += is_below * vanishing
         elif count:
             part[is_below] = vanishing

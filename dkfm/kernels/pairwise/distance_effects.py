@@ -29,6 +29,8 @@ _ROUNDING = 1e-3
 """Share by which the bounds of distances are widened. Rounding does not exceed them then: a row whose bound is below
 the limit has no pair above it, so its values do not depend on the rows beside it."""
 
+_SMALLEST_SUBNORMAL = float(np.finfo(np.float64).smallest_subnormal)
+
 _ROWS_AT_ONCE = 16
 
 MapValues = Callable[[Array], Array]
@@ -51,19 +53,20 @@ def find_squared_cutoff(effect: MapValues, error: float, dtype: np.dtype[np.floa
     return float(matters.max() + error) if len(matters) else 0.0
 
 
-def find_vanishing_square(map_values: MapValues, dtype: np.dtype[np.floating]) -> float:
-    """Return the squared distance beyond which a kernel is less than the normal numbers of a dtype; inf if none.
+def find_vanishing_square(map_values: MapValues, dtype: np.dtype[np.floating], least: float | None = None) -> float:
+    """Return the squared distance beyond which a kernel is less than the normal numbers of a dtype, or than `least`.
 
-    It is infinite, too, if these numbers are not far below the kernel's value at distance 0.
+    It is infinite if there is none, or if these numbers are not far below the kernel's value at distance 0.
 
     >>> round(find_vanishing_square(np.exp, np.dtype(np.float32)), 2)  # log(2^126)
     87.34
     """
-    squares, tiny = np.concatenate([np.zeros(1), _SQUARES]), float(np.finfo(dtype).tiny)
+    squares = np.concatenate([np.zeros(1), _SQUARES])
+    least = float(np.finfo(dtype).tiny) if least is None else least
     if not is_far_above_subnormals(float(map_values(np.zeros(1))[0]), dtype):
         return np.inf
     for _ in range(3):
-        normal = np.flatnonzero(map_values(-squares) >= tiny)
+        normal = np.flatnonzero(map_values(-squares) >= least)
         if normal[-1] + 1 == len(squares):  # at 0 the kernel is normal
             return np.inf
         squares = np.linspace(squares[normal[-1]], squares[normal[-1] + 1], _REFINED_STEPS + 1)
@@ -83,17 +86,30 @@ class VanishingPairs:
 
     def __init__(self, map_values: MapValues | None) -> None:
         self._map_values = map_values
-        self._limits: dict[np.dtype[np.floating], float] = {}
+        self._limits: dict[np.dtype[np.floating], tuple[float, float]] = {}
 
-    def overwrite(self, negative_squares: Array, largest_squares: npt.NDArray[np.floating]) -> None:
-        """Overwrite minus squared distances (n, m) in place; `largest_squares` (n,) are bounds on those of each row."""
+    def overwrite(
+        self,
+        negative_squares: Array,
+        largest_squares: npt.NDArray[np.floating],
+        smallest_squares: npt.NDArray[np.floating] | float = 0.0,
+    ) -> None:
+        """Overwrite minus squared distances (n, m) in place; the others, (n,), are bounds on those of each row."""
         if self._map_values is None or largest_squares.max(initial=0.0) <= _NEAREST_VANISHING_SQUARE:
             return
         dtype = negative_squares.dtype
         if dtype not in self._limits:  # threads may compute it twice
-            self._limits[dtype] = max(find_vanishing_square(self._map_values, dtype), _NEAREST_VANISHING_SQUARE)
-        limit = self._limits[dtype]
-        may_vanish = largest_squares * (1 + _ROUNDING) > limit
+            rounded_to_0 = max(float(np.finfo(dtype).smallest_subnormal) / 2, _SMALLEST_SUBNORMAL)
+            self._limits[dtype] = (
+                max(find_vanishing_square(self._map_values, dtype), _NEAREST_VANISHING_SQUARE),
+                find_vanishing_square(self._map_values, dtype, rounded_to_0),
+            )
+        limit, zero = self._limits[dtype]
+        # Rows all of whose values are 0 anyway need nothing.
+        may_vanish = (largest_squares * (1 + _ROUNDING) > limit) & (smallest_squares <= zero)
+        if may_vanish.all():
+            lower_exponents_below(-limit, negative_squares)
+            return
         for part in row_slices(len(negative_squares), _ROWS_AT_ONCE):
             if may_vanish[part].any():
                 lower_exponents_below(-limit, negative_squares[part])

@@ -206,8 +206,9 @@ class _Products:
         square_limits = np.max(limits, axis=0)
         reaches = np.maximum(self.near * (z_squared_norms + landmark_norms.max()), square_limits)
         # One pass finds the rows that have any near landmark.
+        highest = block.max(axis=1)
         with np.errstate(invalid="ignore"):  # values that overflowed in float32
-            is_candidate = block.max(axis=1) >= -reaches
+            is_candidate = highest >= -reaches
         is_wide = square_limits == np.inf
         self.recompute_rows(block, Z, np.flatnonzero(is_wide))
         candidates = np.flatnonzero(is_candidate & ~is_wide)
@@ -228,7 +229,8 @@ class _Products:
                 is_near &= ~many[i]
             i, j = i[is_near], j[is_near]
             block[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
-        self.vanishing.overwrite(block, 2 * (z_squared_norms + landmark_norms.max()))
+        smallest = np.where(is_candidate | is_wide, 0.0, -highest)
+        self.vanishing.overwrite(block, 2 * (z_squared_norms + landmark_norms.max()), smallest)
         return block
 
     def recompute_rows(self, block: Array, Z: Rows, numbers: npt.NDArray[np.intp]) -> None:
