@@ -51,7 +51,7 @@ def test_values_are_normal_numbers_or_0(name, dtype):
     values = kernel(Z, X)
     largest = values.max()
     assert largest > 0.1 * kernel.diag(X[:1])[0]
-    assert (name == "Exp" and dtype == np.float64) or ((values == 0) | (values >= tiny * (1 - 1e-3))).all()
+    assert ((values == 0) | (values >= tiny * (1 - 1e-3))).all()
     truth = kernel(Z.astype(np.float64), X.astype(np.float64))  # in float64 its values of 1e-300 and less may be 0
     assert (truth[values == 0] <= 2.02 * tiny).all()  # a sum of two terms
     far = (values > 0) & (values < 1e-5 * largest)
@@ -74,11 +74,10 @@ def test_the_same_values_vanish_in_any_tile(sign, d, dtype):
 
 
 @pytest.mark.parametrize("d", [1, 3, 6])
-@pytest.mark.parametrize("exponents", [slice(None), slice(None, None, -1)])
-def test_values_vanish_on_either_side_of_all_landmarks(exponents, d, rng):
-    places = np.array([-1.0, 1.0])[exponents] * np.sqrt(48)
+@pytest.mark.parametrize("side", [-1, 1])
+def test_values_vanish_on_either_side_of_all_landmarks(side, d, rng):
     X, Z = 0.01 * rng.normal(size=(31, d)), np.zeros((1, d))
-    X[0, 0], Z[0, 0] = places  # their value is exp(-96); with 6 columns Z is computed in float64
+    X[0, 0], Z[0, 0] = np.sqrt(48) * np.array([side, -side])  # exp(-96); with 6 columns Z is computed in float64
     values = G(Z.astype(np.float32), X.astype(np.float32))
     assert values[0, 0] == 0
     np.testing.assert_allclose(values[0, 1:], np.exp(-24.0), rtol=0.8)

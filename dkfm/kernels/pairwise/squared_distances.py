@@ -8,6 +8,7 @@ many such distances in float32 are computed in float64.
 """
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -109,25 +110,31 @@ def prepare_negative_squared_distances(
         Function of rows Z and optionally an array `out` (n, m), which only dense rows use.
     """
     dtype = dtype or landmarks.dtype
-    vanishing = VanishingPairs(map_values)
-    sparse = _SparseProducts(landmarks, scale, near, effects, dtype, vanishing)
+    precision = _Precision(dtype, max(near, _NEAR_SHARES[dtype]), effects, VanishingPairs(map_values))
+    sparse = _SparseProducts(landmarks, scale, precision)
     if not isinstance(landmarks, np.ndarray):
         return sparse
-    dense: PreparedBlock = (
-        _Differences(landmarks, scale, dtype, vanishing)
-        if landmarks.shape[1] <= _FEW_COLUMNS
-        else _CentredProducts(landmarks, scale, near, effects, dtype, vanishing)
-    )
+    narrow = landmarks.shape[1] <= _FEW_COLUMNS
+    dense: PreparedBlock = (_Differences if narrow else _CentredProducts)(landmarks, scale, precision)
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
+
+
+class _Precision(NamedTuple):
+    """The dtype of distances, and which of them are computed again or overwritten."""
+
+    dtype: np.dtype[np.floating]
+    near: float
+    """Share of the squared norms below which differences are used."""
+    effects: Effects
+    vanishing: VanishingPairs
 
 
 class _Differences:
     """Compute minus squared distances of rows with a few columns from differences."""
 
-    def __init__(
-        self, landmarks: Array, scale: float | Array, dtype: np.dtype[np.floating], vanishing: VanishingPairs
-    ) -> None:
-        self.landmarks, self.scale, self.dtype, self.vanishing = landmarks, np.asarray(scale), dtype, vanishing
+    def __init__(self, landmarks: Array, scale: float | Array, precision: _Precision) -> None:
+        self.landmarks, self.scale = landmarks, np.asarray(scale)
+        self.dtype, _, _, self.vanishing = precision
         self.lowest, self.highest = landmarks.min(axis=0), landmarks.max(axis=0)
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
@@ -160,19 +167,9 @@ class _Products:
 
     landmark_squared_norms: Array
 
-    def __init__(
-        self,
-        landmarks: Rows,
-        scale: float | Array,
-        near: float,
-        effects: Effects,
-        dtype: np.dtype[np.floating],
-        vanishing: VanishingPairs,
-    ) -> None:
-        self.landmarks, self.scale, self.effects = landmarks, scale, effects
-        self.vanishing = vanishing
-        self.factors = 1 / scale
-        self.near = max(near, _NEAR_SHARES[dtype])
+    def __init__(self, landmarks: Rows, scale: float | Array, precision: _Precision) -> None:
+        self.landmarks, self.scale, self.factors = landmarks, scale, 1 / scale
+        self.dtype, self.near, self.effects, self.vanishing = precision
         self._reaches: dict[tuple[float, np.dtype[np.floating], int], float] = {}
 
     @cached_property
@@ -307,19 +304,10 @@ _augmented_rows = ThreadBuffer()
 class _CentredProducts(_Products):
     """Compute minus squared distances of dense rows from inner products of centred rows."""
 
-    def __init__(
-        self,
-        landmarks: Array,
-        scale: float | Array,
-        near: float,
-        effects: Effects,
-        dtype: np.dtype[np.floating],
-        vanishing: VanishingPairs,
-    ) -> None:
-        super().__init__(landmarks, scale, near, effects, dtype, vanishing)
-        self.dtype = dtype
+    def __init__(self, landmarks: Array, scale: float | Array, precision: _Precision) -> None:
+        super().__init__(landmarks, scale, precision)
         self.centre: Array | None = None
-        m, d = landmarks.shape
+        (m, d), dtype = landmarks.shape, self.dtype
         # For narrow landmarks the product is faster if they are stored by columns.
         fortran = d <= _NARROW
         augmented: Array = np.empty((d + 2, m), dtype).T if fortran else np.empty((m, d + 2), dtype)
