@@ -13,6 +13,7 @@ import pytest
 
 from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError
 from dkfm.execution.clusters import slurm
+from dkfm.execution.clusters.connect import connect
 from dkfm.execution.clusters.slurm import slurm_cluster
 from dkfm.execution.clusters.slurm_config import read_slurm_file
 from helpers.harness import wait_for
@@ -311,3 +312,19 @@ def test_a_worker_that_connects_at_the_end_leaves_no_traceback(error, is_shown, 
     finally:
         logger.removeFilter(slurm.is_no_late_connection)
     assert len(caplog.records) == 1 + is_shown
+
+
+@pytest.mark.parametrize("name", ["distributed.batched", "distributed.client", "distributed.comm.tcp"])
+def test_a_connection_that_breaks_after_the_end_leaves_no_traceback(commands, file, caplog, name):
+    pytest.importorskip("dask_jobqueue")  # reason: it is an extra
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.INFO)  # another test may have silenced it
+    try:
+        missing = pytest.raises(ClusterError, match="No worker of")
+        with missing, connect(f"slurm:{file(section())}", set_as_default=False, wait_for_workers=0.1):
+            pass
+        logger.error("Batched Comm Closed", exc_info=ValueError("closed"))
+    finally:
+        logger.setLevel(before)
+    assert not [record for record in caplog.records if record.name == name]

@@ -79,6 +79,7 @@ def _start_cluster_and_connect(kind: str, path: str, current: bool, wait_seconds
     from distributed import Client
 
     start = getattr(import_module(f"dkfm.execution.clusters.{kind}"), _CLUSTERS[kind])
+    _silence_connections()
     with start(path) as (cluster, wait):
         try:
             client = Client(cluster, set_as_default=current)
@@ -139,9 +140,7 @@ def _open_client(address: str, spec: str, current: bool) -> "Iterator[Client]":
     from distributed import Client
     from distributed.versions import VersionMismatchWarning
 
-    # A scheduler that goes away is reported in one sentence, without distributed's tracebacks.
-    for name in ("distributed.batched", "distributed.client", "distributed.comm.tcp"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    _silence_connections()
     try:
         _require_scheduler(address)
         _warn_of_open_port(address)
@@ -156,6 +155,15 @@ def _open_client(address: str, spec: str, current: bool) -> "Iterator[Client]":
         raise ClusterError(f"There is no scheduler at {spec} that takes us: {extract_reason(error)}.") from None
     with client:
         yield client
+
+
+def _silence_connections() -> None:
+    """Keep the tracebacks of Distributed out of the log: a connection that breaks is reported in one sentence.
+
+    A cluster of this process silences them only until it is closed, and some of its connections break later.
+    """
+    for name in ("distributed.batched", "distributed.client", "distributed.comm.tcp"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _require_scheduler(address: str) -> None:
