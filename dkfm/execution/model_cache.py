@@ -46,8 +46,8 @@ memory.register_cache(_scorers.clear_unless_busy)
 def import_and_measure_peak_memory() -> int:
     """Return the peak resident size of this process, in bytes, once SciPy and this module's imports are loaded.
 
-    On some processors the exponential is compiled, by a library of fifty megabytes. Code that numba compiles for a
-    kernel is not included.
+    On some processors the exponential is compiled, by a library of fifty megabytes. Code that is compiled for a
+    kernel, of histograms or of few columns, is not included.
     """
     import scipy.linalg  # noqa: F401
 

@@ -1,19 +1,15 @@
-"""Compile a vectorized exponential of float64, for processors on which NumPy has none: the extra "fast".
-
-It is written as vector instructions of LLVM and compiled by llvmlite, which takes a tenth of a second in each process.
-numba, which llvmlite belongs to, would take two seconds, most of them even if it finds the code in its cache.
-"""
+"""Compile a vectorized exponential of float64, for processors on which NumPy has none: the extra "fast"."""
 
 import ctypes
 from collections.abc import Callable
 from functools import partial, reduce
 from math import factorial, inf, log
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
 from dkfm.core.rows import Array
+from dkfm.kernels.pairwise.llvm_compiler import COUNT, compile_function, open_loop
 
 _PROCESSOR = "x86-64-v3"
 """Processors with AVX2 and FMA; all of them run the same code, and so compute the same bits."""
@@ -21,8 +17,8 @@ _PROCESSOR = "x86-64-v3"
 _LANES = 16
 """Numbers in a pass of the loop: four vectors, whose instructions overlap."""
 
-_COUNT, _MASK = ir.IntType(64), ir.IntType(_LANES)
-_INTEGERS, _DOUBLES = ir.VectorType(_COUNT, _LANES), ir.VectorType(ir.DoubleType(), _LANES)
+_MASK = ir.IntType(_LANES)
+_INTEGERS, _DOUBLES = ir.VectorType(COUNT, _LANES), ir.VectorType(ir.DoubleType(), _LANES)
 
 _LOG_2 = log(2.0)
 _REST_OF_LOG_2 = 2.3190468138462996e-17
@@ -48,17 +44,12 @@ def compile_exponential() -> Callable[[Array], None]:
     They are within 0.75 units in the last place, or 0.875 where they are denormal, and do not depend on other values.
     Those that float64 cannot hold are infinite, without a warning.
     """
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=_PROCESSOR, opt=2, jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(_build_module())), machine)
-    engine.finalize_object()
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("exponentials"))
-    return partial(_exponentiate_in_place, function, engine)
+    types = ctypes.c_void_p, ctypes.c_int64
+    return partial(_exponentiate_in_place, compile_function(_build_module(), "exponentials", types, _PROCESSOR))
 
 
-def _exponentiate_in_place(function: Callable[[int, int], None], engine: object, values: Array) -> None:
-    """Call the function, in memory that the engine owns, on whole vectors; the last one is padded in a copy."""
+def _exponentiate_in_place(function: Callable[[int, int], None], values: Array) -> None:
+    """Call the function on whole vectors; the last one is padded in a copy."""
     if not values.flags.writeable:
         raise ValueError("The values are read-only.")
     contiguous = np.ascontiguousarray(values)
@@ -77,44 +68,27 @@ def _exponentiate_in_place(function: Callable[[int, int], None], engine: object,
 def _build_module() -> ir.Module:
     """Write a function of a pointer and a number of vectors: a loop, with a branch for vectors with a rare number."""
     module = ir.Module()
-    signature = ir.FunctionType(ir.VoidType(), [_DOUBLES.as_pointer(), _COUNT])
+    signature = ir.FunctionType(ir.VoidType(), [_DOUBLES.as_pointer(), COUNT])
     function = ir.Function(module, signature, "exponentials")
     vectors, count = function.args
-    entry, head, common, rare, store, end = (
-        function.append_basic_block(name) for name in ("entry", "head", "common", "rare", "store", "end")
-    )
-    build = ir.IRBuilder(entry)
-    build.branch(head)
-
-    build.position_at_end(head)
-    i = build.phi(_COUNT)
-    i.add_incoming(ir.Constant(_COUNT, 0), entry)
-    build.cbranch(build.icmp_signed("<", i, count), common, end)
-
-    build.position_at_end(common)
-    place = build.gep(vectors, [i])
-    x = build.load(place, align=8)
-    y, k, common_result = _build_common_case(build, x)
-    is_common = build.and_(
-        build.fcmp_ordered(">=", x, _splat_double(_SMALLEST_NORMAL)),
-        build.fcmp_ordered("<=", x, _splat_double(_LARGEST_FINITE)),
-    )
-    all_lanes = ir.Constant(_MASK, 2**_LANES - 1)
-    build.cbranch(build.icmp_unsigned("==", build.bitcast(is_common, _MASK), all_lanes), store, rare)
-
-    build.position_at_end(rare)
-    rare_result = _build_rare_case(build, x, y, k, common_result)
-    build.branch(store)
-
-    build.position_at_end(store)
-    result = build.phi(_DOUBLES)
-    result.add_incoming(common_result, common)
-    result.add_incoming(rare_result, rare)
-    build.store(result, place, align=8)
-    i.add_incoming(build.add(i, ir.Constant(_COUNT, 1)), store)
-    build.branch(head)
-
-    build.position_at_end(end)
+    build = ir.IRBuilder(function.append_basic_block("entry"))
+    with open_loop(build, count) as i:
+        place = build.gep(vectors, [i])
+        x = build.load(place, align=8)
+        y, k, common_result = _build_common_case(build, x)
+        is_common = build.and_(
+            build.fcmp_ordered(">=", x, _splat_double(_SMALLEST_NORMAL)),
+            build.fcmp_ordered("<=", x, _splat_double(_LARGEST_FINITE)),
+        )
+        all_lanes = ir.Constant(_MASK, 2**_LANES - 1)
+        has_rare = build.icmp_unsigned("!=", build.bitcast(is_common, _MASK), all_lanes)
+        common = build.block
+        with build.if_then(has_rare, likely=False):
+            rare_result, rare = _build_rare_case(build, x, y, k, common_result), build.block
+        result = build.phi(_DOUBLES)
+        result.add_incoming(common_result, common)
+        result.add_incoming(rare_result, rare)
+        build.store(result, place, align=8)
     build.ret_void()
     return module
 

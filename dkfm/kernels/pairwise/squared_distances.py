@@ -4,10 +4,13 @@ One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most `
 is the mean of the landmarks, or 0 if the mean is close to 0 or rows are sparse. If this error would cost digits of a
 small distance, the distance is computed again from differences, so equal rows give exactly 0 in any tile. Distances at
 which the error would change the kernel value are computed again, too: in float64 for rows of large norms. Rows with
-many such distances in float32 are computed in float64.
+many such distances in float32 are computed in float64. Of rows with a few columns all distances are computed from
+differences.
 """
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cache, cached_property
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +42,9 @@ of 784 columns is up to four times as large.
 
 _FEW_COLUMNS = 4
 """Largest number of columns for which differences cost no more than a GEMM."""
+
+_FEW_COMPILED_COLUMNS = 8
+"""The same if differences are compiled, with the extra "fast"."""
 
 _NEAR_SHARES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 """Share of |x-c|^2 + |y-c|^2 below which a squared distance is computed again from differences."""
@@ -114,9 +120,15 @@ def prepare_negative_squared_distances(
     sparse = _SparseProducts(landmarks, scale, precision)
     if not isinstance(landmarks, np.ndarray):
         return sparse
-    narrow = landmarks.shape[1] <= _FEW_COLUMNS
+    narrow = landmarks.shape[1] <= (_FEW_COMPILED_COLUMNS if _has_llvm() else _FEW_COLUMNS)
     dense: PreparedBlock = (_Differences if narrow else _CentredProducts)(landmarks, scale, precision)
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
+
+
+@cache
+def _has_llvm() -> bool:
+    """Return whether llvmlite is installed: this decides, and not the processor, so that equal workers choose alike."""
+    return find_spec("llvmlite") is not None
 
 
 class _Precision(NamedTuple):
@@ -133,16 +145,22 @@ class _Differences:
     """Compute minus squared distances of rows with a few columns from differences."""
 
     def __init__(self, landmarks: Array, scale: float | Array, precision: _Precision) -> None:
-        self.landmarks, self.scale = landmarks, np.asarray(scale)
+        self.landmarks, self.scale = landmarks, np.asarray(scale, np.float64)
         self.dtype, _, _, self.vanishing = precision
         self.lowest, self.highest = landmarks.min(axis=0), landmarks.max(axis=0)
+        self.subtract: Callable[[Array, Array], None]
+        if _has_llvm():
+            from dkfm.kernels.pairwise.differences_llvm import CompiledDifferences
+
+            self.subtract = CompiledDifferences(landmarks, -1 / np.square(self.scale))
+        else:
+            self.subtract = self._subtract_numbers if landmarks.shape[1] == 1 else self._subtract_rows
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
         squares: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
-        subtract = self._subtract_numbers if Z.shape[1] == 1 else self._subtract_rows
         largest = squared_norms(np.maximum(np.abs(Z - self.lowest), np.abs(Z - self.highest)) / self.scale)
         for part in row_slices(len(Z), _ROWS_AT_ONCE):
-            subtract(Z[part], squares[part])
+            self.subtract(Z[part], squares[part])
             self.vanishing.overwrite(squares[part], largest[part])
         return squares
 
