@@ -82,7 +82,8 @@ class _DotProduct(PreparedKernel):
 
         def map_part(part: Array) -> Array:
             part *= scale
-            part += self.offset
+            if self.offset:
+                part += self.offset
             return self._map_values(part)
 
         return map_rows(inner, map_part)

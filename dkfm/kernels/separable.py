@@ -10,6 +10,7 @@ from dkfm.kernels.pairwise import columnwise_sums
 from dkfm.kernels.pairwise.block_operations import (
     PreparedBlock,
     exp_without_subnormals_in_place,
+    has_llvm,
     make_float64_evaluator,
 )
 from dkfm.kernels.parameters import MEDIAN, Scale, coerce_scale, get_numeric_scale
@@ -82,8 +83,8 @@ def _exp_scaled(distances: Array, scale: float) -> Array:
 
 
 _COLUMNS_OF_FLOAT64 = 3, 4
-"""Numbers of columns for which float64 is faster: in float32 many points of so few circles are near. Up to 2, their
-distances are differences."""
+"""Numbers of columns for which float64 is faster if distances are products: in float32 many points of so few circles are
+near."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
             angles = 2 * np.pi * (remainders / period)
             return np.hstack([np.cos(angles), np.sin(angles)])
 
-        if landmarks.dtype == np.float32 and d in _COLUMNS_OF_FLOAT64:
+        if landmarks.dtype == np.float32 and d in _COLUMNS_OF_FLOAT64 and not has_llvm():
             in_float64 = gaussian.prepare(map_to_circles(landmarks))
             return make_float64_evaluator(lambda Z, out=None, /: in_float64(map_to_circles(Z), out), len(landmarks))
         prepared = gaussian.prepare(map_to_circles(landmarks), landmarks.dtype)

@@ -190,6 +190,12 @@ def lower_exponents_below(limit: float, values: Array) -> None:
 
 
 @cache
+def has_llvm() -> bool:
+    """Return whether llvmlite is installed, of the extra "fast"."""
+    return find_spec("llvmlite") is not None
+
+
+@cache
 def find_exponential() -> Callable[[Array], None]:
     """Return a function that overwrites float64 values with their exponentials: the same in the whole process.
 
@@ -198,7 +204,7 @@ def find_exponential() -> Callable[[Array], None]:
     from numpy.lib.introspect import opt_func_info
 
     loops = opt_func_info(func_name="^exp$", signature="float64").get("exp", {}).values()
-    if find_spec("llvmlite") is None or not any(loop["current"] in _ONLY_FLOAT32_IS_VECTORIZED for loop in loops):
+    if not has_llvm() or not any(loop["current"] in _ONLY_FLOAT32_IS_VECTORIZED for loop in loops):
         return _exponentiate_with_numpy
     from dkfm.kernels.pairwise.exponential_llvm import compile_exponential
 

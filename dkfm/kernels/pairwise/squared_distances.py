@@ -9,8 +9,7 @@ differences.
 """
 
 from collections.abc import Callable
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from dkfm.kernels.pairwise.block_operations import (
     Evaluator,
     PreparedBlock,
     find_pairs,
+    has_llvm,
     recompute_rows_in_float64,
 )
 from dkfm.kernels.pairwise.distance_effects import (
@@ -120,15 +120,9 @@ def prepare_negative_squared_distances(
     sparse = _SparseProducts(landmarks, scale, precision)
     if not isinstance(landmarks, np.ndarray):
         return sparse
-    narrow = landmarks.shape[1] <= (_FEW_COMPILED_COLUMNS if _has_llvm() else _FEW_COLUMNS)
+    narrow = landmarks.shape[1] <= (_FEW_COMPILED_COLUMNS if has_llvm() else _FEW_COLUMNS)
     dense: PreparedBlock = (_Differences if narrow else _CentredProducts)(landmarks, scale, precision)
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
-
-
-@cache
-def _has_llvm() -> bool:
-    """Return whether llvmlite is installed: this decides, and not the processor, so that equal workers choose alike."""
-    return find_spec("llvmlite") is not None
 
 
 class _Precision(NamedTuple):
@@ -149,7 +143,7 @@ class _Differences:
         self.dtype, _, _, self.vanishing = precision
         self.lowest, self.highest = landmarks.min(axis=0), landmarks.max(axis=0)
         self.subtract: Callable[[Array, Array], None]
-        if _has_llvm():
+        if has_llvm():
             from dkfm.kernels.pairwise.differences_llvm import CompiledDifferences
 
             self.subtract = CompiledDifferences(landmarks, -1 / np.square(self.scale))
