@@ -7,6 +7,7 @@ from math import factorial, inf, log
 
 import numpy as np
 from llvmlite import ir
+from numpy.polynomial.chebyshev import cheb2poly, poly2cheb
 
 from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.llvm_compiler import COUNT, compile_function, open_loop
@@ -24,8 +25,9 @@ _LOG_2 = log(2.0)
 _REST_OF_LOG_2 = 2.3190468138462996e-17
 """log(2) is the sum of both, to 32 digits."""
 
-_DEGREE = 14
-"""Degree of the Taylor polynomial of exp(r) for ``|r| <= log(2) / 2``; the rest is below 0.01 of the last bit."""
+_DEGREE = 10
+"""Degree of the polynomial of (exp(r) - 1 - r) / r^2 for ``|r| <= log(2) / 2``; its error changes the exponential by less
+than 0.01 of the last bit."""
 
 _ROUND = 1.5 * 2.0**52
 """The sum of this and a number below 2^51 is rounded to an integer, which stands in its last bits."""
@@ -101,11 +103,8 @@ def _build_common_case(build: ir.IRBuilder, x: ir.Value) -> tuple[ir.Value, ir.V
     longer = _multiply_add(build, k, _splat_double(-_LOG_2), x)
     r = _multiply_add(build, k, _splat_double(-_REST_OF_LOG_2), longer)
     rest = _multiply_add(build, k, _splat_double(-_REST_OF_LOG_2), build.fsub(longer, r))
-    series = reduce(
-        lambda total, n: _multiply_add(build, total, r, _splat_double(1 / factorial(n))),
-        range(_DEGREE - 1, 1, -1),
-        _splat_double(1 / factorial(_DEGREE)),
-    )
+    first, *others = map(_splat_double, reversed(_shorten_taylor_series()))
+    series = reduce(lambda total, coefficient: _multiply_add(build, total, r, coefficient), others, first)
     # exp(r + rest) = 1 + r + (r^2 series + rest); what the rounding of 1 + r loses is added to the small summand.
     small = _multiply_add(build, build.fmul(r, r), series, rest)
     large = build.fadd(_splat_double(1.0), r)
@@ -113,6 +112,14 @@ def _build_common_case(build: ir.IRBuilder, x: ir.Value) -> tuple[ir.Value, ir.V
     y = build.fadd(large, build.fadd(lost, small))
     bits = build.add(build.bitcast(y, _INTEGERS), _shift_to_exponent(build, build.bitcast(shifted, _INTEGERS)))
     return y, k, build.bitcast(bits, _DOUBLES)
+
+
+def _shorten_taylor_series() -> list[float]:
+    """Return the coefficients of a polynomial, from those of the first terms of its series in Chebyshev polynomials."""
+    powers = (log(2.0) / 2) ** np.arange(20.0)
+    taylor = powers / [factorial(n + 2) for n in range(20)]
+    shortened: list[float] = (cheb2poly(poly2cheb(taylor)[: _DEGREE + 1]) / powers[: _DEGREE + 1]).tolist()
+    return shortened
 
 
 def _build_rare_case(build: ir.IRBuilder, x: ir.Value, y: ir.Value, k: ir.Value, common_result: ir.Value) -> ir.Value:
