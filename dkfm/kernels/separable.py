@@ -83,8 +83,8 @@ def _exp_scaled(distances: Array, scale: float) -> Array:
 
 
 _COLUMNS_OF_FLOAT64 = 3, 4
-"""Numbers of columns for which float64 is faster if distances are products: in float32 many points of so few circles are
-near."""
+"""Numbers of columns for which float64 is faster if distances are products: in float32 many points of so few circles
+are near."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ _REST_OF_LOG_2 = 2.3190468138462996e-17
 """log(2) is the sum of both, to 32 digits."""
 
 _DEGREE = 10
-"""Degree of the polynomial of (exp(r) - 1 - r) / r^2 for ``|r| <= log(2) / 2``; its error changes the exponential by less
-than 0.01 of the last bit."""
+"""Degree of the polynomial of (exp(r) - 1 - r) / r^2 for ``|r| <= log(2) / 2``; its error changes the exponential by
+less than 0.01 of the last bit."""
 
 _ROUND = 1.5 * 2.0**52
 """The sum of this and a number below 2^51 is rounded to an integer, which stands in its last bits."""
