@@ -63,6 +63,8 @@ def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
         name, equals, text = value.partition("=")
         if not (name and equals and text):
             raise click.UsageError(f"A parameter is written NAME=VALUE, and not {value!r}.")
+        if name in parameters:
+            raise click.UsageError(f"The parameter {name!r} of the kernel is given twice.")
         parts = [_parse_number_or_text(part) for part in text.strip("()[] ").split(",") if part.strip()]
         parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
     return parameters

@@ -169,6 +169,7 @@ def test_a_named_error_is_one_sentence_on_standard_error_and_exit_code_1(run, li
         "fly",
         "fit train.npy model",
         "fit train.npy model --kernel linear --param sigma",
+        "fit train.npy model --kernel gaussian:sigma=3 --param sigma=4",
         "fit train.npy model --kernel linear --components 0",
         "fit train.npy model --kernel linear --method features --components 2",
         "fit train.npy model --kernel linear --method pca --basis spectral",
