@@ -133,7 +133,9 @@ def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
     totals = sum(np.fromiter((sizes.get(name, 0) for name in names), np.int64) for names in file_columns)
     lost = np.flatnonzero(totals != receipts.bytes)
     if len(lost):
-        raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
+        raise DamagedStoreError(
+            f"Chunk {lost[0]} of {root} is lost, or is not what was written; the same job makes it again."
+        )
     return output, receipts
 
 
