@@ -39,7 +39,7 @@ def describe_process() -> dict[str, str | int]:
         "blas": _describe_blas(),
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
-        "numba": version("numba") if find_spec("numba") else "absent",
+        **{name: version(name) if find_spec(name) else "absent" for name in ("numba", "llvmlite")},
     }
 
 

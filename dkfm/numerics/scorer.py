@@ -2,8 +2,8 @@
 
 Each output is a link of ``k(Z, X) W - b``. The kernel values of a tile go into a buffer that the next tile uses again,
 and one product for each W goes from there to the output, so that no temporary grows with the number of rows. Two
-tilings of the same rows differ by at most ``64 eps (sum |k| |W| + |b|)``; the same tiling on the same threads gives the
-same bits.
+tilings of the same rows differ by rounding, at most ``64 eps (sum (|k| + s) |W| + |b|)`` with
+``s = sqrt(k(x, x) k(z, z))``; the same tiling on the same threads gives the same bits.
 """
 
 from collections import deque

@@ -199,13 +199,19 @@ def _compute_max_error_ratio(
             row = rows.start + int(bad.argmax())
             raise CertificateError(
                 f"The {columns.output} of row {row} in {output.root} are not those of its model and {source.name}: "
-                f"{_describe_difference(scores[bad.argmax()], expected[bad.argmax()])}."
+                f"{_describe_difference(*(values[bad.argmax()] for values in (scores, expected, allowed)))}."
             )
         if not lost.all():
             worst = max(worst, float(shares[~lost].max()))
     return worst
 
 
-def _describe_difference(scores: Array, expected: Array) -> str:
-    column = int(np.nanargmax(np.abs(scores - expected))) if np.isfinite(scores - expected).any() else 0
-    return f"{float(scores[column])!r} where the formula gives {float(expected[column])!r}"
+def _describe_difference(scores: Array, expected: Array, allowed: Array) -> str:
+    """Name the column that differs most beside what rounding allows."""
+    shares = np.broadcast_to(np.abs(scores - expected) / allowed, scores.shape)
+    column = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
+    limit = float(np.broadcast_to(allowed, scores.shape)[column])
+    return (
+        f"column {column} has {float(scores[column])!r} where the formula gives {float(expected[column])!r}, "
+        f"and rounding allows {limit:.1e}"
+    )

@@ -7,8 +7,16 @@ import pytest
 
 import dkfm
 from dkfm import kernels
-from dkfm.errors import DamagedStoreError, DkfmError, IncompleteStoreError, StoreError, UnsupportedStoreError
+from dkfm.errors import (
+    CertificateError,
+    DamagedStoreError,
+    DkfmError,
+    IncompleteStoreError,
+    StoreError,
+    UnsupportedStoreError,
+)
 from dkfm.files import local
+from dkfm.kernels.pairwise import squared_distances
 from dkfm.scoring import tasks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 
@@ -250,3 +258,26 @@ def test_a_new_file_makes_folders_below_its_root_alone(tmp_path):
     ):
         pass
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("scored_with_llvm", [False, True])
+@pytest.mark.parametrize("d", [5, 8])
+def test_an_output_of_other_arithmetic_is_verified(tmp_path, monkeypatch, rng, d, scored_with_llvm):
+    """Values of rows that are far from most landmarks have the rounding of k(x, x), and not of their own size."""
+    pytest.importorskip("llvmlite", reason="the extra fast is not installed; .ci/run has it")
+    X = 40 * rng.normal(size=(60, d))
+    Z = X + 2 * rng.normal(size=X.shape)
+    dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(X).save(tmp_path / "model")
+    monkeypatch.setattr(squared_distances, "has_llvm", lambda: scored_with_llvm)
+    dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", progress=False)
+    monkeypatch.setattr(squared_distances, "has_llvm", lambda: not scored_with_llvm)
+    assert 0 < dkfm.verify_scores(tmp_path / "out", Z).worst < 0.5
+
+
+def test_a_wrong_score_is_named_beside_what_rounding_allows(model, tmp_path):
+    score(model, tmp_path / "out")
+    shifted = ROWS.copy()
+    shifted[17] += 1e-9
+    words = r"row 17 .*: column [01] has -?0\.\d+ where the formula gives -?0\.\d+, and rounding allows \d\.\de-1\d\.$"
+    with pytest.raises(CertificateError, match=words):
+        dkfm.verify_scores(tmp_path / "out", shifted)

@@ -160,7 +160,7 @@ def _open_client(address: str, spec: str, current: bool) -> "Iterator[Client]":
 def _silence_connections() -> None:
     """Keep the tracebacks of Distributed out of the log: a connection that breaks is reported in one sentence.
 
-    A cluster of this process silences them only until it is closed, and some of its connections break later.
+    A cluster of Slurm silences its scheduler only until it is closed, and some of its connections break later.
     """
     for name in ("distributed.batched", "distributed.client", "distributed.comm.tcp"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

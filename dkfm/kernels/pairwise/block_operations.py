@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.core.scratch_buffers import ThreadBuffer
+from dkfm.errors import MissingExtraError, extract_reason
 
 _VALUES_AT_ONCE = 2**15
 """Values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
@@ -191,8 +193,15 @@ def lower_exponents_below(limit: float, values: Array) -> None:
 
 @cache
 def has_llvm() -> bool:
-    """Return whether llvmlite is installed, of the extra "fast"."""
-    return find_spec("llvmlite") is not None
+    """Import llvmlite, of the extra "fast", and return whether it is installed."""
+    if find_spec("llvmlite") is None:
+        return False
+    try:
+        import_module("llvmlite.binding")
+    except (ImportError, OSError) as error:
+        message = f"llvmlite, of the extra fast, cannot be loaded: {extract_reason(error)}"
+        raise MissingExtraError(f"{message}; install it again, or remove it.") from error
+    return True
 
 
 @cache
@@ -204,7 +213,7 @@ def find_exponential() -> Callable[[Array], None]:
     from numpy.lib.introspect import opt_func_info
 
     loops = opt_func_info(func_name="^exp$", signature="float64").get("exp", {}).values()
-    if not has_llvm() or not any(loop["current"] in _ONLY_FLOAT32_IS_VECTORIZED for loop in loops):
+    if not any(loop["current"] in _ONLY_FLOAT32_IS_VECTORIZED for loop in loops) or not has_llvm():
         return _exponentiate_with_numpy
     from dkfm.kernels.pairwise.exponential_llvm import compile_exponential
 

@@ -1,4 +1,4 @@
-"""Compile a vectorized exponential of float64, for processors on which NumPy has none: the extra "fast"."""
+"""Compile a vectorized exponential of float64 for processors on which NumPy has none, with the extra "fast"."""
 
 import ctypes
 from collections.abc import Callable

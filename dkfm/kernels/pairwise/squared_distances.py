@@ -120,8 +120,9 @@ def prepare_negative_squared_distances(
     sparse = _SparseProducts(landmarks, scale, precision)
     if not isinstance(landmarks, np.ndarray):
         return sparse
-    narrow = landmarks.shape[1] <= (_FEW_COMPILED_COLUMNS if has_llvm() else _FEW_COLUMNS)
-    dense: PreparedBlock = (_Differences if narrow else _CentredProducts)(landmarks, scale, precision)
+    d = landmarks.shape[1]
+    is_narrow = d <= _FEW_COLUMNS or (d <= _FEW_COMPILED_COLUMNS and has_llvm())
+    dense: PreparedBlock = (_Differences if is_narrow else _CentredProducts)(landmarks, scale, precision)
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
 
@@ -139,22 +140,21 @@ class _Differences:
     """Compute minus squared distances of rows with a few columns from differences."""
 
     def __init__(self, landmarks: Array, scale: float | Array, precision: _Precision) -> None:
-        self.landmarks, self.scale = landmarks, np.asarray(scale, np.float64)
+        self.landmarks, self.scale = landmarks, np.asarray(scale)
         self.dtype, _, _, self.vanishing = precision
         self.lowest, self.highest = landmarks.min(axis=0), landmarks.max(axis=0)
-        self.subtract: Callable[[Array, Array], None]
+        self.compiled: Callable[[Array, Array], None] | None = None
         if has_llvm():
-            from dkfm.kernels.pairwise.differences_llvm import CompiledDifferences
+            from dkfm.kernels.pairwise.squares_llvm import CompiledSquares
 
-            self.subtract = CompiledDifferences(landmarks, -1 / np.square(self.scale))
-        else:
-            self.subtract = self._subtract_numbers if landmarks.shape[1] == 1 else self._subtract_rows
+            self.compiled = CompiledSquares(landmarks, -1 / np.square(self.scale))
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
         squares: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
+        fill = self.compiled or (self._subtract_numbers if Z.shape[1] == 1 else self._subtract_rows)
         largest = squared_norms(np.maximum(np.abs(Z - self.lowest), np.abs(Z - self.highest)) / self.scale)
         for part in row_slices(len(Z), _ROWS_AT_ONCE):
-            self.subtract(Z[part], squares[part])
+            fill(Z[part], squares[part])
             self.vanishing.overwrite(squares[part], largest[part])
         return squares
 

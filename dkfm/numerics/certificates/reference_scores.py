@@ -33,19 +33,21 @@ def compute_scores_and_tolerances(model: Model, name: str, Z: Rows) -> tuple[Arr
     values : ndarray of shape (n, width)
         Outputs in float64. A row that overflows has values that are not finite; a row without a class has NaN.
     allowed : ndarray of shape (n, width)
-        ``64 eps (sum |k| |W| + |b|)``, carried through the link; in float32 with the error of a kernel value added.
+        ``64 eps (sum (|k| + s) |W| + |b|)``, carried through the link. Here s is ``sqrt(k(x, x) k(z, z))``, whose
+        rounding values far below it may have. In float32 the error of a kernel value is added.
     """
     head, eps = model.head(name), float(np.finfo(model.dtype).eps)
     K = np.asarray(model.kernel.make_evaluator(model.original_landmarks)(Z), np.float64)
     W = np.asarray(head.weights[:, : head.n_columns], np.float64)
     b = np.zeros(head.n_columns) if head.offset is None else np.asarray(head.offset, np.float64)
     diagonal = np.asarray(model.kernel.evaluate_diagonal(as_float64(Z)), np.float64)
-    error = _ROUNDING * eps * (np.abs(K) @ np.abs(W) + np.abs(b))
+    own = np.asarray(model.kernel.evaluate_diagonal(as_float64(model.original_landmarks)), np.float64)
+    lengths = np.sqrt(np.abs(own)), np.sqrt(np.abs(diagonal))
+    error = np.abs(K) @ np.abs(W) + np.outer(lengths[1], lengths[0] @ np.abs(W)) + np.abs(b)
+    error *= _ROUNDING * eps
     error += float(np.finfo(model.dtype).tiny) * (1 + np.abs(W).sum(axis=0))  # for underflow
     if model.dtype == np.float32:
-        largest = max(
-            float(np.abs(diagonal).max()), float(np.abs(model.kernel.evaluate_diagonal(model.original_landmarks)).max())
-        )
+        largest = max(float(np.abs(diagonal).max()), float(np.abs(own).max()))
         error += _FLOAT32_KERNEL_ERROR * largest * np.abs(W).sum(axis=0)
     product = K @ W - b
     if head.sqrt_eigenvalues is not None:
