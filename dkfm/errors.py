@@ -192,7 +192,7 @@ class DisagreementError(DkfmError):
 
 
 class MissingExtraError(DkfmError, ImportError):
-    """An optional dependency that is not installed; the message names the extra."""
+    """An optional dependency that is not installed, or cannot be loaded; the message names the extra."""
 
 
 class DkfmWarning(UserWarning):

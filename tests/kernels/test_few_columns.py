@@ -44,7 +44,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8, 11])
-def test_compiled_differences_are_those_of_scipy_and_nothing_else_is_written(compiled, d, dtype, rng):
+def test_compiled_squares_are_those_of_scipy_and_nothing_else_is_written(compiled, d, dtype, rng):
     for m in SIZES:
         Z, X = rng.normal(size=(37, d)) * 10.0 ** rng.integers(-3, 4, 37)[:, None], rng.normal(size=(m, d))
         for weights in (np.array(-0.7), -rng.uniform(0.1, 3, d)):

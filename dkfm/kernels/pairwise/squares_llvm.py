@@ -87,7 +87,7 @@ def _build_module(d: int, single: bool, weighted: bool) -> ir.Module:
         vectors, numbers = build.sdiv(width, lanes), build.srem(width, lanes)
         first_number = build.add(first, build.mul(vectors, lanes))
         with open_loop(build, n) as i:
-            z = [_load(build, rows, _find_index(build, i, d, k)) for k in range(d)]
+            z = [_load(build, rows, _compute_index(build, i, d, k)) for k in range(d)]
             wide_z = [_splat(build, coordinate) for coordinate in z]
             row = build.gep(out, [build.mul(i, stride)])
             places = [build.gep(columns, [build.mul(ir.Constant(COUNT, k), m)]) for k in range(d)]
@@ -125,7 +125,7 @@ def _store(build: ir.IRBuilder, value: ir.Value, row: ir.Value, index: ir.Value,
     build.store(value if value.type == kind else build.fptrunc(value, kind), place, align=4)
 
 
-def _find_index(build: ir.IRBuilder, a: ir.Value, b: int, c: int) -> ir.Value:
+def _compute_index(build: ir.IRBuilder, a: ir.Value, b: int, c: int) -> ir.Value:
     """Return ``a b + c``."""
     return build.add(build.mul(a, ir.Constant(COUNT, b)), ir.Constant(COUNT, c))
 
