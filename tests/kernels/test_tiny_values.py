@@ -6,7 +6,7 @@ import pytest
 
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA
 from dkfm.errors import InvalidInputError, KernelError, NotPSDError
-from dkfm.kernels import Function, Gaussian, JensenShannon, Linear, Normalized, Polynomial
+from dkfm.kernels import AdditiveChiSquared, Function, Gaussian, JensenShannon, Linear, Normalized, Polynomial
 from dkfm.kernels.pairwise import columnwise_sums
 
 
@@ -63,6 +63,28 @@ def test_entropies_have_all_their_digits_whatever_the_shares(compiled, values, m
                 true = (x * mpmath.log((x + y) / x, 2) + y * mpmath.log((x + y) / y, 2)) / 2 if x * y else 0
                 assert abs(found[i, j] - true) <= 5e-16 * true + 1e-323, (x, y)
     assert JensenShannon()([[0.0]], [[0.0], [2.0]]).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("d", [3, 64, 300])
+@pytest.mark.parametrize(
+    ("dtype", "exponents"), [(np.float64, (-940, -600, 600, 1010)), (np.float32, (-90, -60, 60, 120))]
+)
+def test_chi_squared_sums_are_exact_whatever_the_size_of_the_numbers(dtype, exponents, d, compiled, monkeypatch, rng):
+    if compiled:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(columnwise_sums, "_has_numba", lambda: compiled)
+    X, Y = (rng.dirichlet(np.full(d, 0.5), size=n).astype(dtype) for n in (7, 5))
+    X[:, 0] = Y[:, 0] = 0.0
+    x, y = X[:, np.newaxis, 1:].astype(np.float64), Y[np.newaxis, :, 1:].astype(np.float64)
+    found, tolerance = AdditiveChiSquared()(X, Y), 20 * np.finfo(dtype).eps
+    np.testing.assert_allclose(-found, ((x - y) ** 2 / (x + y)).sum(axis=2), rtol=tolerance)
+    for exponent in exponents:
+        scaled = AdditiveChiSquared()(np.ldexp(X, exponent), np.ldexp(Y, exponent))
+        np.testing.assert_allclose(np.ldexp(scaled, -exponent), found, rtol=tolerance)
+    np.testing.assert_array_equal(AdditiveChiSquared()(np.zeros((2, d), dtype)), np.zeros((2, 2)))
+    X.flags.writeable = False
+    np.testing.assert_array_equal(AdditiveChiSquared()(X, Y), found)
 
 
 @pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e308])
