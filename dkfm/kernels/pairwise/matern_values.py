@@ -27,12 +27,23 @@ def evaluate_matern(a: Array, nu: float) -> Array:
 
 
 def _evaluate_by_recurrence(a: Array, nu: float) -> Array:
-    """Return the values for an integer nu, from K_0 and K_1, or a half-integer, from M_(1/2) and M_(3/2).
-
-    Both are multiplied by ``exp(a)`` until the end.
-    """
+    """Return the values for an integer nu, from K_0 and K_1, or a half-integer, from M_(1/2) and M_(3/2)."""
     is_tiny = a < _TINY_DISTANCE
     np.clip(a, _TINY_DISTANCE, _MAX_DISTANCE, out=a)
+    values = _evaluate_first_order(a) if nu == 1 else _evaluate_higher_order(a, nu)
+    values[is_tiny] = 1.0
+    return values
+
+
+def _evaluate_first_order(a: Array) -> Array:
+    from scipy.special import k1
+
+    a *= k1(a)
+    return a
+
+
+def _evaluate_higher_order(a: Array, nu: float) -> Array:
+    """Return the values by recurrence from two orders, multiplied by ``exp(a)`` until the end."""
     squares = a * a
     before, values, order = _evaluate_first_orders(a, squares, nu)
     while order < nu:
@@ -44,18 +55,17 @@ def _evaluate_by_recurrence(a: Array, nu: float) -> Array:
     exp_in_place(a)
     values *= a  # twice, because exp(-a) is 0 where the kernel is not: values grow to 1e130
     values *= a
-    values[is_tiny] = 1.0
     return values
 
 
 def _evaluate_first_orders(a: Array, squares: Array, nu: float) -> tuple[Array, Array, float]:
-    """Return ``exp(a) M`` of two successive orders, and the second order; for nu = 1 only that one counts."""
+    """Return ``exp(a) M`` of two successive orders, and the second order."""
     if not nu.is_integer():
         return np.ones_like(a), 1 + a, 1.5
     from scipy.special import k0e, k1e
 
     first = a * k1e(a)
-    return (first, first, 1.0) if nu == 1 else (first, first + squares * k0e(a) / 2, 2.0)
+    return first, first + squares * k0e(a) / 2, 2.0
 
 
 def _evaluate_bessel(a: Array, nu: float) -> Array:
