@@ -1,6 +1,6 @@
 """The abstract base class of all kernels, with its input checks and operators.
 
-A kernel knows nothing of Dask, Zarr or scikit-learn. It returns every block as a new array that the caller may
+A kernel knows nothing of Dask, Zarr or estimators. It returns every block as a new array that the caller may
 overwrite: float32 if both sets of rows are float32, else float64.
 """
 
@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -67,12 +68,13 @@ def register_operator_class(cls: _KernelType) -> _KernelType:
 class Kernel(ABC):
     """Kernel function ``k(x, y)``, an immutable value that is compared, hashed, pickled and printed by its parameters.
 
-    A subclass is a frozen dataclass with one required method, `block`. It may override four more: `prepare` (does the
+    A subclass is a frozen dataclass with one required method, `block`. It may override five more: `prepare` (does the
     work that blocks with the same landmarks share), `resolve` (takes parameters from the training rows), `diagonal` (if
-    a formula is cheaper than small blocks) and `radial_form` (a function of the squared distance alone, so that sums
-    and products compute their distances once). Attributes state its mathematical properties (`definiteness`,
-    `translation_invariant`), what its methods support (`supports_float32`, `supports_sparse`, `supports_out`), and the
-    memory that they take (`peak_blocks`, `landmark_copies`).
+    a formula is cheaper than small blocks), `radial_form` (a function of the squared distance alone, so that sums and
+    products compute their distances once) and `estimate_extra_value_seconds` (if values take long). Attributes state
+    its mathematical properties (`definiteness`, `translation_invariant`), what its methods support
+    (`supports_float32`, `supports_sparse`, `supports_out`), and the memory that they take (`peak_blocks`,
+    `landmark_copies`).
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
     ``k.on(columns)`` are kernels again.
@@ -164,6 +166,16 @@ class Kernel(ABC):
     def landmark_copies(self) -> int:
         """Number of arrays as large as the landmarks that `prepare` keeps; for the memory budget."""
         return 0
+
+    def estimate_extra_value_seconds(self, d: int) -> float:
+        """Estimate the seconds of one thread for a value of rows with d columns, beside a matrix product and an exp.
+
+        They decide how many rows a task scores. By default they are those of all kernels among the fields.
+        """
+        fields = chain.from_iterable(
+            v if isinstance(v, tuple) else (v,) for v in getattr(self, "__dict__", {}).values()
+        )
+        return sum(k.estimate_extra_value_seconds(d) for k in fields if isinstance(k, Kernel))
 
     def diagonal(self, X: Array) -> Array:
         """Return k(x, x) of each checked row, (n,); the default computes small blocks."""

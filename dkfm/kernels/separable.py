@@ -68,6 +68,10 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
             columnwise_sums.sum_absolute_differences(scale_rows(Z), right, out), 1.0
         )
 
+    def estimate_extra_value_seconds(self, d: int) -> float:
+        """Estimate the seconds of the sum over the columns, compiled."""
+        return 0.15e-9 * d
+
     def diagonal(self, X: Array) -> Array:
         """Return ones."""
         return np.ones(len(X))

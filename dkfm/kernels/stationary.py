@@ -321,6 +321,12 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         # For nu <= 1 the kernel falls like a root of the squared distance, which magnifies its error.
         return 0.0 if self.nu > 1 else 1e-3
 
+    def estimate_extra_value_seconds(self, d: int) -> float:
+        """Estimate the seconds of a Bessel function, or of those that a recurrence begins with."""
+        if _polynomial_coefficients(self.nu) is not None:
+            return 0.0
+        return 1e-7 if (2 * self.nu).is_integer() else 3e-7
+
     def _map_values(self, negative_squares: Array) -> Array:
         return map_rows(negative_squares, self._map_part)
 

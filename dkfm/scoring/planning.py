@@ -207,8 +207,9 @@ def plan_with_streamed_weights(
 
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
-    width = sum(head.width for head in heads)
-    return budget.score_row_seconds(model.landmarks.shape[0], source.float64s_per_row, width, model.dtype.itemsize)
+    d, width = source.float64s_per_row, sum(head.width for head in heads)
+    value_seconds = budget.VALUE_SECONDS + model.kernel.estimate_extra_value_seconds(d)
+    return budget.score_row_seconds(model.landmarks.shape[0], d, width, model.dtype.itemsize, value_seconds)
 
 
 def _choose_rows_for_streamed_weights(

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,3 +20,12 @@ def test_lower_tiles_and_their_images_cover_every_entry_once(n, rows):
                 for c in range(column.start, column.stop):
                     seen[r][c] += 1
     assert all(value == 1 for line in seen for value in line)
+
+
+@pytest.mark.parametrize("row_seconds", [1e-6, 1e-3, 10.0])
+@pytest.mark.parametrize("step", [1, 7, 1000, 10**6])
+@pytest.mark.parametrize("threads", [1, 3, 1000])
+def test_the_default_size_never_makes_more_chunks_than_an_output_may_have(row_seconds, step, threads):
+    for rows in (1, 10**6, 5 * 10**9 + 1):
+        chunk_rows = chunking.choose_chunk_rows(rows, row_seconds, 8, threads, step)
+        assert chunking.count_tiles(rows, chunk_rows) <= chunking.MAX_CHUNKS

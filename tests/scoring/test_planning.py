@@ -12,11 +12,13 @@ import pytest
 import zarr
 
 import dkfm
+from dkfm import kernels
 from dkfm.core import budget
 from dkfm.errors import InvalidInputError, StoreError, WorkerDiedError
 from dkfm.files.object_store import Remote
-from dkfm.scoring import output_store, tasks
+from dkfm.scoring import output_store, planning, tasks
 from dkfm.sources import chunk_cache
+from dkfm.sources.opening import open_source
 from dkfm.sources.parquet import ParquetSource
 
 _SLOW = 0.02
@@ -146,3 +148,18 @@ def test_a_plan_counts_what_a_process_keeps_of_a_source_once(fitted, rng, tmp_pa
             more = dkfm.plan_score(fitted, path, tmp_path / "out", **options)
         assert more.model_bytes - plan.model_bytes == 10**6
         assert more.task_bytes == plan.task_bytes
+
+
+def test_tasks_of_a_kernel_whose_values_take_long_score_fewer_rows(rng):
+    X, Z, plans = rng.dirichlet(np.ones(50), size=200), np.zeros((400_000, 50)), []
+    for kernel in (
+        kernels.Gaussian(1.0),
+        kernels.JensenShannon(),
+        0.5 * kernels.JensenShannon() + kernels.Gaussian(1.0),
+    ):
+        model = dkfm.KernelPCA(2, kernel=kernel).fit(X).model_
+        plans.append(planning.plan_with_model_in_memory(model, ["scores"], open_source(Z)))
+    simple, slow, of_both = plans
+    assert slow.row_seconds > 20 * simple.row_seconds
+    assert slow.row_seconds == of_both.row_seconds
+    assert slow.chunk_rows < simple.chunk_rows
