@@ -15,7 +15,7 @@ FOLDERS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 OUTSIDE = {
     "errors": set(),
     "core": {"numpy", "scipy", "jinja2", "_typeshed"},
-    "kernels.pairwise": {"numpy", "scipy", "sklearn", "numba", "llvmlite"},
+    "kernels.pairwise": {"numpy", "scipy", "numba", "llvmlite"},
     "kernels": {"numpy", "scipy"},
     "numerics.eigensolvers": {"numpy", "scipy"},
     "numerics": {"numpy", "scipy"},

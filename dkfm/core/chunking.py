@@ -47,8 +47,8 @@ def choose_chunk_rows(
 ) -> int:
     """Choose the rows of a task, which are one chunk of the output.
 
-    A task takes half a second, or more if there were too many. Its chunk is aligned to the chunks of the source, and
-    all threads are equally busy.
+    A task takes half a second, or more where its kernel is so slow that an output could not have so many chunks. Its
+    chunk is aligned to the chunks of the source, and all threads are equally busy.
 
     Parameters
     ----------
@@ -73,9 +73,10 @@ def choose_chunk_rows(
     >>> choose_chunk_rows(1_000_000, 1.8e-5, 160, 2, 1000)
     25000
     """
-    wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _MIN_TASKS), _MAX_CHUNK_BYTES // row_bytes)
-    least = count_tiles(rows, MAX_CHUNKS // 4)  # balance and alignment may each make chunks half as large
-    return _balance_chunk_rows(rows, max(1, least, wanted), threads, source_chunk_rows)
+    # Balance and alignment may make chunks smaller.
+    in_time = max(int(_TASK_SECONDS / row_seconds), count_tiles(rows, MAX_CHUNKS // 4))
+    wanted = min(in_time, count_tiles(rows, _MIN_TASKS), _MAX_CHUNK_BYTES // row_bytes)
+    return _balance_chunk_rows(rows, max(1, wanted), threads, source_chunk_rows)
 
 
 def choose_row_group_rows(row_bytes: int) -> int:

@@ -130,7 +130,7 @@ def build_gram(
             rows = _ensure_store(root, identity, source, rows)
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tile_indices(n, rows))
-            log_gram(source, len(pairs), f"in {root}", executor, rows)
+            log_gram(kernel, source, len(pairs), f"in {root}", executor, rows)
             requirements = _make_worker_requirements(root, source if readable is source else None, need)
             with nullcontext() if client is None else worker_checks.exclude_unfit_with_probe(executor, requirements):
                 checked = None if client is None else requirements
@@ -327,7 +327,7 @@ def compute_driver_gram(
     if may_use_threads(kernel) and not is_cluster:
         limit = min(limit, _MEMORY_TILE_ROWS)
     if n <= limit:
-        log_gram(X, 1, "in memory")
+        log_gram(kernel, X, 1, "in memory")
         return evaluate_block(kernel, X, X).T
     if not stores_gram(kernel, n, tile_rows, workspace, is_cluster):
         return _compute_in_memory(kernel, X, min(tile_rows or TILE_ROWS, _MEMORY_TILE_ROWS), progress)
@@ -360,7 +360,7 @@ def _compute_in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Ar
     n = X.shape[0]
     K, pairs = np.empty((n, n), order="F"), list(chunking.lower_triangle_tile_indices(n, rows))
     with open_executor(None) as executor:
-        log_gram(X, len(pairs), "in memory", executor)
+        log_gram(kernel, X, len(pairs), "in memory", executor)
         tasks = ((K, kernel, X, pair, rows) for pair in pairs)
         run_tasks(executor, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
     return K

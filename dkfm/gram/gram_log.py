@@ -4,16 +4,24 @@ from dkfm.core import budget
 from dkfm.core.rows import Rows
 from dkfm.execution.executors import Executor
 from dkfm.execution.stage_log import describe_place, log_stage
+from dkfm.kernels.base import Kernel
 from dkfm.sources.base import Source
 
 
 def log_gram(
-    rows: Rows | Source, tiles: int, where: str, executor: Executor | None = None, stored_tile_rows: int | None = None
+    kernel: Kernel,
+    rows: Rows | Source,
+    tiles: int,
+    where: str,
+    executor: Executor | None = None,
+    stored_tile_rows: int | None = None,
 ) -> None:
     """Log a line about a Gram matrix.
 
     Parameters
     ----------
+    kernel : Kernel
+        The kernel.
     rows : ndarray, scipy.sparse array or Source of shape (N, d)
         Training rows.
     tiles : int
@@ -28,5 +36,6 @@ def log_gram(
     n, d = rows.shape
     threads, place = (1, "this thread") if executor is None else (executor.threads, describe_place(executor))
     text = f"{n:,} x {n:,} kernel values of rows of {d:,} columns, {tiles:,} tiles, {where}, on {place}"
-    seconds = budget.gram_seconds(n, d, threads, stored_tile_rows)
+    extra = kernel.estimate_extra_value_seconds(d)
+    seconds = budget.gram_seconds(n, d, threads, stored_tile_rows, extra)
     log_stage("gram", text, seconds=seconds, rows=n, columns=d, tiles=tiles, threads=threads)

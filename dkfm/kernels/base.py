@@ -1,6 +1,6 @@
 """The abstract base class of all kernels, with its input checks and operators.
 
-A kernel knows nothing of Dask, Zarr or estimators. It returns every block as a new array that the caller may
+A kernel knows nothing of Dask, Zarr or scikit-learn. It returns every block as a new array that the caller may
 overwrite: float32 if both sets of rows are float32, else float64.
 """
 
@@ -170,12 +170,13 @@ class Kernel(ABC):
     def estimate_extra_value_seconds(self, d: int) -> float:
         """Estimate the seconds of one thread for a value of rows with d columns, beside a matrix product and an exp.
 
-        They decide how many rows a task scores. By default they are those of all kernels among the fields.
+        They decide how many rows a task scores. By default they are those of the kernels that are fields, or parts of
+        fields that are tuples.
         """
         fields = chain.from_iterable(
             v if isinstance(v, tuple) else (v,) for v in getattr(self, "__dict__", {}).values()
         )
-        return sum(k.estimate_extra_value_seconds(d) for k in fields if isinstance(k, Kernel))
+        return sum((k.estimate_extra_value_seconds(d) for k in fields if isinstance(k, Kernel)), start=0.0)
 
     def diagonal(self, X: Array) -> Array:
         """Return k(x, x) of each checked row, (n,); the default computes small blocks."""

@@ -17,12 +17,12 @@ from dkfm.kernels.parameters import coerce_to_positive_float
 class _HistogramKernel(PreparedKernel):
     """Base class of kernels that raise an error for negative numbers."""
 
-    _column_seconds: ClassVar[float]
-    """Rough seconds of a term, compiled."""
+    _sum_name: ClassVar[str]
+    """Name of the sum over the columns."""
 
     def estimate_extra_value_seconds(self, d: int) -> float:
         """Estimate the seconds of the sum over the columns."""
-        return self._column_seconds * d
+        return columnwise_sums.estimate_column_seconds(self._sum_name) * d
 
     def _require_non_negative(self, rows: Array) -> Array:
         """Return the rows; raise an InvalidInputError if they hold a negative number."""
@@ -60,7 +60,7 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
 
     gamma: float = 1.0
     supports_float32 = True
-    _column_seconds = 0.8e-9
+    _sum_name = "chi_squared"
 
     def __post_init__(self) -> None:
         coerce_to_positive_float(self, "gamma")
@@ -96,7 +96,7 @@ class AdditiveChiSquared(_HistogramKernel):
 
     supports_float32 = True
     definiteness = Definiteness.CONDITIONAL
-    _column_seconds = 0.8e-9
+    _sum_name = "chi_squared"
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""
@@ -132,7 +132,7 @@ class HistogramIntersection(_HistogramKernel):
     """
 
     supports_float32 = True
-    _column_seconds = 0.3e-9
+    _sum_name = "minimum"
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""
@@ -163,7 +163,7 @@ class JensenShannon(_HistogramKernel):
     """
 
     supports_float32 = True
-    _column_seconds = 3e-9
+    _sum_name = "mixture"
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""

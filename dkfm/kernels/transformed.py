@@ -261,6 +261,10 @@ class Columns(_TransformedRowsKernel):  # numpydoc ignore=PR02
             raise KernelError(f"A kernel takes each column once, and got {numbers!r:.50}.")
         object.__setattr__(self, "columns", tuple(int(column) for column in numbers))
 
+    def estimate_extra_value_seconds(self, d: int) -> float:
+        """Estimate the seconds of the kernel of so many columns."""
+        return self.kernel.estimate_extra_value_seconds(len(self.columns))  # type: ignore[arg-type]  # a tuple since __post_init__
+
     def _transform_rows(self, X: Rows) -> Rows:
         columns: tuple[int, ...] = self.columns  # type: ignore[assignment]  # a tuple since __post_init__
         if max(columns) >= X.shape[1]:

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from dkfm.core import budget
 from dkfm.core.background_io import prefetch
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64
@@ -133,6 +134,11 @@ class Model:
         with np.errstate(over="ignore"):
             narrow: Array = np.asarray(self.shift, self.dtype)
         return narrow if np.array_equal(narrow, np.asarray(self.shift)) else None
+
+    def predict_row_seconds(self, d: int, width: int) -> float:
+        """Predict the seconds of one thread to score one row of d columns, or as many non-zeros, to `width` columns."""
+        value_seconds = budget.VALUE_SECONDS + self.kernel.estimate_extra_value_seconds(d)
+        return budget.score_row_seconds(self.landmarks.shape[0], d, width, self.dtype.itemsize, value_seconds)
 
     @property
     def nbytes(self) -> int:

@@ -207,9 +207,7 @@ def plan_with_streamed_weights(
 
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
-    d, width = source.float64s_per_row, sum(head.width for head in heads)
-    value_seconds = budget.VALUE_SECONDS + model.kernel.estimate_extra_value_seconds(d)
-    return budget.score_row_seconds(model.landmarks.shape[0], d, width, model.dtype.itemsize, value_seconds)
+    return model.predict_row_seconds(source.float64s_per_row, sum(head.width for head in heads))
 
 
 def _choose_rows_for_streamed_weights(
@@ -226,7 +224,8 @@ def _choose_rows_for_streamed_weights(
 def _select_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
     """Return the heads of the requested outputs; raise an InvalidInputError if they cannot score the source."""
     if source.shape[1] != model.n_features_in:
-        remedy = "; name those of the model with columns= (--columns)" if isinstance(source, NamedColumns) else ""
+        remedy = "; name those of the model with columns= (--columns), or that of the rows' names with id_column= "
+        remedy = remedy + "(--id-column)" if isinstance(source, NamedColumns) else ""
         raise InvalidInputError(
             f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.n_features_in}{remedy}."
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dkfm.core import budget, chunking
+from dkfm.core import chunking
 from dkfm.core.rows import Array, as_float64, zero_nonfinite_rows
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.execution.executors import open_executor
@@ -174,9 +174,8 @@ def _spread_slices(rows: int, sample: int) -> list[slice]:
 
 def _log_sample(source: Source, model: Model, output: Output, slices: list[slice]) -> None:
     """Log how many rows are scored again."""
-    rows, n = sum(part.stop - part.start for part in slices), model.landmarks.shape[0]
-    width = sum(columns.width for columns in output.columns)
-    seconds = rows * budget.score_row_seconds(n, source.float64s_per_row, width)
+    rows, width = sum(part.stop - part.start for part in slices), sum(columns.width for columns in output.columns)
+    seconds = rows * model.predict_row_seconds(source.float64s_per_row, width)
     log_stage("verify", f"{rows:,} rows of {source.name} scored again in this process", seconds=seconds, sampled=rows)
 
 

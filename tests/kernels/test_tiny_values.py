@@ -66,7 +66,7 @@ def test_entropies_have_all_their_digits_whatever_the_shares(compiled, values, m
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("d", [3, 64, 300])
+@pytest.mark.parametrize("d", [3, 64])
 @pytest.mark.parametrize(
     ("dtype", "exponents"), [(np.float64, (-940, -600, 600, 1010)), (np.float32, (-90, -60, 60, 120))]
 )
@@ -79,12 +79,14 @@ def test_chi_squared_sums_are_exact_whatever_the_size_of_the_numbers(dtype, expo
     x, y = X[:, np.newaxis, 1:].astype(np.float64), Y[np.newaxis, :, 1:].astype(np.float64)
     found, tolerance = AdditiveChiSquared()(X, Y), 20 * np.finfo(dtype).eps
     np.testing.assert_allclose(-found, ((x - y) ** 2 / (x + y)).sum(axis=2), rtol=tolerance)
-    for exponent in exponents:
-        scaled = AdditiveChiSquared()(np.ldexp(X, exponent), np.ldexp(Y, exponent))
-        np.testing.assert_allclose(np.ldexp(scaled, -exponent), found, rtol=tolerance)
-    np.testing.assert_array_equal(AdditiveChiSquared()(np.zeros((2, d), dtype)), np.zeros((2, 2)))
-    X.flags.writeable = False
-    np.testing.assert_array_equal(AdditiveChiSquared()(X, Y), found)
+    rows = [np.ldexp(X, exponent) for exponent in exponents]
+    landmarks = [np.ldexp(Y, exponent) for exponent in exponents]
+    with np.errstate(over="ignore"):  # between the largest rows and all landmarks
+        together = AdditiveChiSquared().make_evaluator(np.vstack(landmarks))(np.vstack(rows))
+    for i, exponent in enumerate(exponents):
+        alone = AdditiveChiSquared()(rows[i], landmarks[i])
+        np.testing.assert_array_equal(together[7 * i : 7 * i + 7, 5 * i : 5 * i + 5], alone)
+        np.testing.assert_allclose(np.ldexp(alone, -exponent), found, rtol=tolerance)
 
 
 @pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e308])

@@ -161,3 +161,15 @@ def test_no_pair_of_a_training_row_breaks_the_bound(seed, kernel, basis, limit):
         error = np.abs(phi.transform(X) @ phi.transform(points).T - K)
         scale = lengths_of(k, X)[:, np.newaxis] * lengths_of(k, points)
         assert (error <= phi.error_bound_ * scale).all()
+
+
+def test_values_that_no_bound_uses_are_not_asked_of_a_function_of_the_user(rng, monkeypatch):
+    def refuse(*rows):
+        raise AssertionError("points between rows")
+
+    monkeypatch.setattr(kernel_rounding, "_make_points_between_rows", refuse)
+    X = rng.normal(size=(20, 3))
+    found = kernel_rounding.measure_in_float64(kernels.Function(lambda A, B: A @ B.T), X)
+    assert found >= map_error_bounds.MIN_KERNEL_ROUNDING
+    with pytest.raises(AssertionError, match="points between rows"):
+        kernel_rounding.measure_in_float64(kernels.Linear(), X)

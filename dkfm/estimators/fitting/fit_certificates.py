@@ -152,7 +152,7 @@ def _sum_score_products_on_cluster(
         open_shared_arrays(executor, each, model.nbytes, "The model", workspace) as shared,
     ):
         sums = OrderedSums(np.zeros((size, size)), size, shared.folder)
-        seconds = n * budget.score_row_seconds(n, d, q) / executor.threads
+        seconds = n * model.predict_row_seconds(d, q) / executor.threads
         text = f"scores of {n:,} training rows from {n:,} landmarks, on {describe_place(executor)}"
         log_stage("certificate", text, seconds=seconds, rows=n)
         stored = lazy_scoring.model_for_graph(Record("KernelPCA", {}, {}, {}, model), shared.folder)

@@ -123,7 +123,10 @@ def resolve_kernel_and_gamma(
     if gamma is not None and isinstance(kernel, Kernel):
         raise KernelError(f"gamma belongs to the name of a kernel, and kernel is {kernel!r}.")
     if gamma is not None and isinstance(kernel, str) and not is_scikit_learn_name(kernel):
-        raise KernelError(f"gamma belongs to scikit-learn's names; the parameters of {kernel!r} are kernel_params.")
+        remedy = (
+            f'with {kernel!r}, a name of dkfm\'s, write kernel_params={{"gamma": {gamma!r}}} if it has that parameter'
+        )
+        raise KernelError(f"gamma belongs to scikit-learn's names; {remedy}.")
     extra = kernel_params if isinstance(kernel, str) and isinstance(kernel_params, Mapping) else {}
     if gamma is not None and "gamma" in extra:
         raise KernelError("gamma is given twice, by itself and in kernel_params.")

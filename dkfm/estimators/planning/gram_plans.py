@@ -44,7 +44,8 @@ def plan_fit_with_gram(
         on_disk or build.stores_gram(kernel, n, estimator.tile_rows, estimator.workspace, rows.is_cluster)
     )
     threads = rows.threads if stores or n > tile_rows else 1
-    gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None)
+    extra = kernel.estimate_extra_value_seconds(d)
+    gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None, extra)
     need = rows.estimate_fit_bytes(squares)
     return FitPlan(
         rows=n,

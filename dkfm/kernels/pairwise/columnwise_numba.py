@@ -130,13 +130,19 @@ def _sum_minima(X, Y, block):
             block[i, j] = total
 
 
+@numba.njit(fastmath=False, error_model="numpy")  # by default the flags would be those of the caller
+def _chi_squared_term(x, y):
+    """Return one term, without fast arithmetic: with it the square comes before the quotient, and may vanish."""
+    difference, total = x - y, x + y
+    return difference * (difference / total) if total > 0 else total
+
+
 def _sum_chi_squared(X, Y, block):
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
             total = 0.0
             for k in range(X.shape[1]):
-                difference, total_mass = X[i, k] - Y[j, k], X[i, k] + Y[j, k]
-                total += difference * (difference / total_mass) if total_mass > 0 else total_mass
+                total += _chi_squared_term(X[i, k], Y[j, k])
             block[i, j] = total
 
 

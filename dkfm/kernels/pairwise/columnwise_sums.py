@@ -1,11 +1,10 @@
 """Sum absolute differences, minima, chi-squared terms and entropies over columns, which no matrix product can do.
 
-With the extra "fast" the sums are compiled. Without it SciPy, scikit-learn or NumPy compute them: slower, and equal up
-to rounding.
+With the extra "fast" the sums are compiled. Without it SciPy or NumPy compute them: slower, and equal up to rounding.
 """
 
 from collections.abc import Callable
-from functools import cache, reduce
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,12 +13,24 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 
-_COLUMNS_AT_ONCE = 32
+_ROWS_AT_ONCE = 64
 _cache_folder: Path | None = None
 _VALUES_AT_ONCE = 2**14
 """Terms in memory at a time, so that temporaries stay in the processor cache."""
-_LEAST_ROWS_AT_ONCE, _SUMS_AT_ONCE = 64, 2**18
-"""Rows of a call of SciPy or scikit-learn, for more landmarks and for fewer: its result and copies stay small."""
+
+
+_COLUMN_SECONDS = {
+    "absolute": (0.15e-9, 0.6e-9),
+    "minimum": (0.3e-9, 1.5e-9),
+    "chi_squared": (0.8e-9, 1.6e-9),
+    "mixture": (3e-9, 12e-9),
+}
+"""Rough seconds of a term of each sum: compiled, and without the extra "fast"."""
+
+
+def estimate_column_seconds(name: str) -> float:
+    """Estimate the seconds of one thread for a term of a sum, "absolute", "minimum", "chi_squared" or "mixture"."""
+    return _COLUMN_SECONDS[name][not _has_numba()]
 
 
 def set_compile_cache(folder: Path) -> None:
@@ -46,33 +57,17 @@ def sum_minima(X: Array, Y: Array) -> Array:
 
 def sum_chi_squared_terms(X: Array, Y: Array) -> Array:
     """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows, (n, m)."""
-    unit = _choose_unit(max(X.max(initial=0.0), Y.max(initial=0.0)), X.dtype)
-    if unit != 1:
-        X, Y = X / unit, Y / unit
-    sums = _fill_block("chi_squared", X, Y, lambda rows: _sum_chi_squared_terms_with_sklearn(rows, Y))
-    if unit != 1:
-        sums *= unit
-    return sums
 
+    def terms(x: Array, y: Array) -> Array:
+        difference, values = x - y, x + y
+        if values.min() > 0:  # a division without a mask is vectorized
+            np.divide(difference, values, out=values)
+        else:
+            np.divide(difference, values, out=values, where=values > 0)
+        values *= difference
+        return values
 
-def _choose_unit(largest: float, dtype: np.dtype[np.floating]) -> float:
-    """Return the power of 2 to divide numbers by so that their squares neither overflow nor vanish; usually 1."""
-    limits, exponent = np.finfo(dtype), int(np.frexp(largest)[1])
-    if abs(exponent) <= limits.maxexp // 4:
-        return 1.0
-    return float(2.0 ** min(max(exponent, limits.minexp), limits.maxexp - 1))
-
-
-def _sum_chi_squared_terms_with_sklearn(X: Array, Y: Array) -> Array:
-    from sklearn.metrics.pairwise import additive_chi2_kernel
-
-    def sum_columns(part: slice) -> Array:
-        sums: Array = additive_chi2_kernel(*(rows[:, part].astype(np.float64) for rows in (X, Y)))
-        return sums
-
-    # Terms are added one after the other: sums of a few columns at a time have less rounding.
-    sums = reduce(np.add, map(sum_columns, row_slices(X.shape[1], _COLUMNS_AT_ONCE)))
-    return np.negative(sums, out=sums)
+    return _fill_block("chi_squared", X, Y, lambda rows: _sum_by_rows(terms, rows, Y))
 
 
 def sum_mixture_entropies(X: Array, Y: Array) -> Array:
@@ -101,7 +96,7 @@ def _fill_block(name: str, X: Array, Y: Array, fallback: Callable[[Array], Array
 
         compile_sum(name, _cache_folder)(_as_read_only_contiguous(X), _as_read_only_contiguous(Y), block)
         return block
-    for part in row_slices(len(X), max(_LEAST_ROWS_AT_ONCE, _SUMS_AT_ONCE // max(1, len(Y)))):
+    for part in row_slices(len(X), _ROWS_AT_ONCE):
         block[part] = fallback(X[part])
     return block
 

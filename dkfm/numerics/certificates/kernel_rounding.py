@@ -50,9 +50,11 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     maps_differ = isinstance(rows, np.ndarray) and mapped_otherwise is not kernel
     extreme = find_rounding_probe_rows(rows, diagonal)
     some = rows[np.union1d(extreme, np.arange(0, len(diagonal), max(1, len(diagonal) // _CHANGED_ROWS)))]
-    largest = MIN_KERNEL_ROUNDING
+    points, largest = [some], MIN_KERNEL_ROUNDING
+    if maps_differ or not has_code:
+        points.append(_make_points_between_rows(rows, extreme))
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
-        for z in (some, _make_points_between_rows(rows, extreme)):
+        for z in points:
             try:
                 own, values = replace_zero_lengths(row_lengths(kernel.evaluate_diagonal(z))), evaluate(z)
                 blocks = [evaluate(_change_last_bits(z)) - values] if z is some or not has_code else []
