@@ -41,6 +41,9 @@ _MIN_GROUP_ROWS = 4096
 _MAX_GROUP_BYTES = 2**25
 """Largest size of the pieces that are collected for a row group."""
 
+_PARTS_TRIED = 1000
+"""Numbers of parts of a source's chunk among which one that divides it is looked for."""
+
 
 def choose_chunk_rows(
     rows: int, row_seconds: float, row_bytes: int, threads: int = 1, source_chunk_rows: int = 1
@@ -114,7 +117,8 @@ def round_to_chunk_rows(wanted: int, chunk: int) -> int:
     if chunk <= wanted:
         return (wanted + chunk // 2) // chunk * chunk
     parts = count_tiles(chunk, wanted)
-    return count_tiles(chunk, next((more for more in range(parts, 2 * parts) if chunk % more == 0), parts))
+    tried = range(parts, min(2 * parts, parts + _PARTS_TRIED))
+    return count_tiles(chunk, next((more for more in tried if chunk % more == 0), parts))
 
 
 def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: int = 1, itemsize: int = 8) -> int:

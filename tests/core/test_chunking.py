@@ -29,3 +29,8 @@ def test_slow_kernels_do_not_make_more_chunks_than_an_output_may_have(row_second
     for rows in (1, 10**6, 5 * 10**9 + 1):
         chunk_rows = chunking.choose_chunk_rows(rows, row_seconds, 8, threads, step)
         assert chunking.count_tiles(rows, chunk_rows) <= chunking.MAX_CHUNKS
+
+
+def test_a_huge_chunk_of_a_source_is_cut_without_a_long_search():
+    assert chunking.round_to_chunk_rows(1, 10**15 + 37) == 1
+    assert chunking.round_to_chunk_rows(30, 10**15) == 30
