@@ -201,14 +201,15 @@ def gram_and_pivots_seconds(n: int, d: int, r: int) -> float:
     return n * n * (8e-9 + 5e-11 * d + r / 5e10)
 
 
-def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None, extra: float = 0.0) -> float:
+def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None, extra_value_seconds: float = 0.0) -> float:
     """Predict the seconds to compute the Gram matrix of N rows of d columns on threads of this machine or of a cluster.
 
     The threads share the time that a thread for each CPU would take. Tiles of `tile_rows` rows are written to disk. A
-    value takes `extra` seconds beside those of a simple kernel.
+    value takes `extra_value_seconds` beside those of a simple kernel.
     """
     files = 0 if tile_rows is None else (-(-n // tile_rows)) ** 2
-    return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * FILE_SECONDS + extra * n * n / 2) / threads
+    extra = n * n / 2 * extra_value_seconds
+    return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * FILE_SECONDS + extra) / threads
 
 
 def dense_product_seconds(n: int, columns: int) -> float:

@@ -170,8 +170,8 @@ class Kernel(ABC):
     def estimate_extra_value_seconds(self, d: int) -> float:
         """Estimate the seconds of one thread for a value of rows with d columns, beside a matrix product and an exp.
 
-        They decide how many rows a task scores. By default they are those of the kernels that are fields, or parts of
-        fields that are tuples.
+        They decide how many rows a task scores, and what plans and logs predict. By default they are those of the
+        kernels that are fields, or parts of fields that are tuples.
         """
         fields = chain.from_iterable(
             v if isinstance(v, tuple) else (v,) for v in getattr(self, "__dict__", {}).values()

@@ -224,8 +224,11 @@ def _choose_rows_for_streamed_weights(
 def _select_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
     """Return the heads of the requested outputs; raise an InvalidInputError if they cannot score the source."""
     if source.shape[1] != model.n_features_in:
-        remedy = "; name those of the model with columns= (--columns), or that of the rows' names with id_column= "
-        remedy = remedy + "(--id-column)" if isinstance(source, NamedColumns) else ""
+        remedy = ""
+        if isinstance(source, NamedColumns):
+            remedy = (
+                "; name those of the model with columns= (--columns), or the identifiers with id_column= (--id-column)"
+            )
         raise InvalidInputError(
             f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.n_features_in}{remedy}."
         )

@@ -31,6 +31,7 @@ def test_slow_kernels_do_not_make_more_chunks_than_an_output_may_have(row_second
         assert chunking.count_tiles(rows, chunk_rows) <= chunking.MAX_CHUNKS
 
 
-def test_a_huge_chunk_of_a_source_is_cut_without_a_long_search():
-    assert chunking.round_to_chunk_rows(1, 10**15 + 37) == 1
-    assert chunking.round_to_chunk_rows(30, 10**15) == 30
+def test_few_numbers_of_parts_of_a_huge_chunk_are_tried(monkeypatch):
+    assert chunking.round_to_chunk_rows(300, 1001) == 143
+    monkeypatch.setattr(chunking, "_PARTS_TRIED", 2)
+    assert chunking.round_to_chunk_rows(300, 1001) == 251

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from dkfm.core import budget, cpus
+from dkfm.core import cpus
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
@@ -96,7 +96,7 @@ def fit_map(
     # Residuals and means over training rows are computed in float64.
     scorer = _make_root_scorer(data, landmarks, root)
     if residuals is None:
-        _log_residual_stage(len(diagonal), data, root)
+        _log_residual_stage(len(diagonal), data, scorer.model)
         residuals = training_statistics.measure_largest_residuals(
             scorer, visited.iter_row_tiles(), diagonal, root, lengths
         )
@@ -154,10 +154,10 @@ def _warn_of_underflow(diagonal: Array, rank: int, kernel: Kernel) -> None:
     warnings.warn(f"{finding}; scale the rows or the kernel up.", DkfmWarning, stacklevel=4)
 
 
-def _log_residual_stage(rows: int, data: TrainingData, root: Root) -> None:
+def _log_residual_stage(rows: int, data: TrainingData, model: Model) -> None:
     """Log how many training rows have their residuals computed."""
-    n, r = root.weights.shape
-    seconds = rows * budget.score_row_seconds(n, data.float64s_per_row, r) / cpus.COUNT
+    n, r = model.head("features").weights.shape
+    seconds = rows * model.predict_row_seconds(data.float64s_per_row, r) / cpus.COUNT
     text = f"residuals of {rows:,} training rows from {n:,} landmarks in this process"
     log_stage("certificate", text, seconds=seconds, rows=rows, landmarks=n)
 

@@ -17,8 +17,6 @@ _ROWS_AT_ONCE = 64
 _cache_folder: Path | None = None
 _VALUES_AT_ONCE = 2**14
 """Terms in memory at a time, so that temporaries stay in the processor cache."""
-
-
 _COLUMN_SECONDS = {
     "absolute": (0.15e-9, 0.6e-9),
     "minimum": (0.3e-9, 1.5e-9),

@@ -23,27 +23,27 @@ _TINY_DISTANCE = 1e-9
 
 def evaluate_matern(a: Array, nu: float) -> Array:
     """Return the kernel values of scaled distances, which are overwritten, for a number nu > 0 of at most 100."""
-    return _evaluate_by_recurrence(a, nu) if nu >= 1 and (2 * nu).is_integer() else _evaluate_bessel(a, nu)
-
-
-def _evaluate_by_recurrence(a: Array, nu: float) -> Array:
-    """Return the values for an integer nu, from K_0 and K_1, or a half-integer, from M_(1/2) and M_(3/2)."""
+    if nu < 1 or not (2 * nu).is_integer():
+        return _evaluate_bessel(a, nu)
     is_tiny = a < _TINY_DISTANCE
     np.clip(a, _TINY_DISTANCE, _MAX_DISTANCE, out=a)
-    values = _evaluate_first_order(a) if nu == 1 else _evaluate_higher_order(a, nu)
+    values = _evaluate_nu_1(a) if nu == 1 else _evaluate_by_recurrence(a, nu)
     values[is_tiny] = 1.0
     return values
 
 
-def _evaluate_first_order(a: Array) -> Array:
+def _evaluate_nu_1(a: Array) -> Array:
     from scipy.special import k1
 
-    a *= k1(a)
-    return a
+    values: Array = a * k1(a)
+    return values
 
 
-def _evaluate_higher_order(a: Array, nu: float) -> Array:
-    """Return the values by recurrence from two orders, multiplied by ``exp(a)`` until the end."""
+def _evaluate_by_recurrence(a: Array, nu: float) -> Array:
+    """Return the values for an integer nu, from K_0 and K_1, or a half-integer, from M_(1/2) and M_(3/2).
+
+    Both are multiplied by ``exp(a)`` until the end.
+    """
     squares = a * a
     before, values, order = _evaluate_first_orders(a, squares, nu)
     while order < nu:
