@@ -5,11 +5,11 @@
 Gaussian(sigma=5.0) + 0.5 * Polynomial(degree=3, scale=1.0, offset=0.0)
 """
 
-from dkfm.kernels.algebra import Constant, Power, Product, Scaled, Sum
+from dkfm.kernels.algebra import Constant, Product, Scaled, Sum
 from dkfm.kernels.base import Definiteness, Kernel
 from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
 from dkfm.kernels.dot_product import ArcCosine, Cosine, Linear, Polynomial, Sigmoid
-from dkfm.kernels.functions_of_kernels import Exp, Normalized, PowerSeries
+from dkfm.kernels.functions_of_kernels import Exp, Normalized, Power, PowerSeries
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon
 from dkfm.kernels.kernel_specs import KernelSpec, as_kernel, from_sklearn
 from dkfm.kernels.separable import Laplacian, Periodic

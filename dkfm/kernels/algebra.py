@@ -1,9 +1,9 @@
-"""Kernels composed of other kernels: constants, sums, products, multiples and integer powers."""
+"""Kernels composed of other kernels: constants, sums, products and multiples."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar, Self
@@ -13,15 +13,15 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_operator_class
-from dkfm.kernels.dot_product import compute_power_overwriting_base, fits_error_share
 from dkfm.kernels.pairwise.block_operations import (
     Evaluator,
     are_products_in_float32_range,
+    make_float64_evaluator,
     make_mixed_precision_evaluator,
-    map_rows,
 )
+from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT
 from dkfm.kernels.pairwise.radial_forms import RadialForm, combine_radial_forms
-from dkfm.kernels.parameters import coerce_exponent, coerce_to_non_negative_float, require_kernels
+from dkfm.kernels.parameters import coerce_to_non_negative_float, require_kernels
 
 
 class Wrapper(PreparedKernel):
@@ -78,18 +78,17 @@ class ElementwiseKernel(Wrapper):
         """Return the function of kernel values, which may be overwritten."""
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the inner kernel, in both precisions if some float32 rows may need float64."""
-        if self.may_need_float64:
-            return prepare_in_both_precisions(self, landmarks, self._prepare_in_one_precision, self._fits_float32)
+        """Prepare the inner kernel."""
+        if landmarks.dtype == np.float32:
+            return self._prepare_float32_rows(landmarks)
+        return self._prepare_in_one_precision(landmarks)
+
+    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
         return self._prepare_in_one_precision(landmarks)
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
         prepared = self.kernel.make_evaluator(landmarks)
         return lambda Z, out=None, /: self._map_values(prepared(Z, out))
-
-    def _fits_float32(self, diagonal: Array, largest: float) -> npt.NDArray[np.bool_]:
-        """Return whether float32 suffices for rows with these inner k(x, x), (n,), beside the landmarks' largest."""
-        return np.ones(len(diagonal), np.bool_)
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Return the function of the inner kernel's radial form, if it has one."""
@@ -111,54 +110,6 @@ class ElementwiseKernel(Wrapper):
         return self._map_values(self.kernel.evaluate_diagonal(X))
 
 
-class MagnifyingKernel(ElementwiseKernel):
-    """Base class of elementwise functions that magnify errors: float32 rows are computed in float32 where it suffices.
-
-    A subclass has a `float32_error_share`, or overrides `supports_float32` and `_fits_float32`.
-    """
-
-    may_need_float64 = True
-
-    @property
-    def supports_float32(self) -> bool:
-        """Whether errors of the inner kernel are known, and stay small enough."""
-        return fits_error_share(self.float32_error_share)
-
-
-def prepare_in_both_precisions(
-    kernel: Wrapper,
-    landmarks: Rows,
-    prepare: Callable[[Rows], Evaluator],
-    fits_float32: Callable[[Array, float], npt.NDArray[np.bool_]] | None = None,
-) -> Evaluator:
-    """Return a function that computes rows in float32 if that holds the values of the inner kernel, else in float64.
-
-    Parameters
-    ----------
-    kernel : Wrapper
-        The kernel.
-    landmarks : ndarray or csr_array of shape (m, d)
-        The landmarks; float64 ones are prepared in float64 alone.
-    prepare : callable
-        Prepares landmarks of either precision.
-    fits_float32 : callable, optional
-        Function from the inner k(x, x) of rows, (n,), and the largest one of the landmarks, to a mask of those rows for
-        which float32 suffices besides.
-    """
-    block = prepare(landmarks)
-    if landmarks.dtype == np.float64:
-        return block
-    diagonal = kernel.kernel.evaluate_diagonal(as_float64(landmarks))
-    holds_landmarks = bool(are_products_in_float32_range(diagonal).all())
-
-    def fits(Z: Rows) -> npt.NDArray[np.bool_]:
-        own = kernel.kernel.evaluate_diagonal(as_float64(Z))
-        in_range = are_products_in_float32_range(own) & holds_landmarks
-        return in_range if fits_float32 is None else in_range & fits_float32(own, float(diagonal.max()))
-
-    return make_mixed_precision_evaluator(block, lambda: prepare(as_float64(landmarks)), fits, landmarks.shape[0])
-
-
 def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
     """Return the repr of a kernel, in brackets if its class is one of `looser`, which bind less tightly."""
     return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)
@@ -166,12 +117,15 @@ def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
 
 def needs_float64_block(kernel: Kernel) -> bool:
     """Return whether a block of float32 rows needs a float64 block that is rounded; for the memory budget."""
-    if isinstance(kernel, _Reduction):
+    if isinstance(kernel, Sum):
         return any(map(needs_float64_block, kernel.parts))
-    if not kernel.supports_float32:
+    if isinstance(kernel, Product) or not kernel.supports_float32:
         return True
     return isinstance(kernel, Wrapper) and (kernel.may_need_float64 or needs_float64_block(kernel.kernel))
 
+
+_LEAST_RADIAL_SHARE = 1 / 4
+"""Share of the limit of errors that functions of the distance need in float32: with less, many pairs need float64."""
 
 _NEGATIVE_REASON = ": a negative multiple of a kernel is not positive semi-definite"
 
@@ -260,22 +214,38 @@ class _Reduction(PreparedKernel):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare each part; those that are functions of the distance come first, and share its computation."""
+        if landmarks.dtype == np.float32:
+            return self._prepare_float32_rows(landmarks)
+        return self._prepare_in_one_precision(landmarks)
+
+    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
+        return self._prepare_in_one_precision(landmarks)
+
+    def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
         forms, others = self._split_radial_parts(landmarks)
+        form = combine_radial_forms(self._operation, list(forms.values())) if forms else None
+        return self._prepare_parts(landmarks, form, others)
+
+    def _prepare_parts(self, landmarks: Rows, form: RadialForm | None, others: list[Kernel]) -> Evaluator:
+        """Prepare the radial form of some parts, which comes first, and the other parts."""
         evaluators = [k.make_evaluator(landmarks) for k in others]
-        if forms:
-            evaluators.insert(0, combine_radial_forms(self._operation, list(forms.values())).prepare(landmarks))
+        if form is not None:
+            evaluators.insert(0, form.prepare(landmarks))
         first, *rest = evaluators
         return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in rest)))
 
-    def _split_radial_parts(self, rows: Rows) -> tuple[dict[int, RadialForm], list[Kernel]]:
-        """Return the radial forms of the parts that share distances of these rows, by number, and the other parts."""
+    def _split_radial_parts(self, rows: Rows, least: int = 2) -> tuple[dict[int, RadialForm], list[Kernel]]:
+        """Return the radial forms of the parts that share distances of these rows, by number, and the other parts.
+
+        If they are fewer than `least`, all parts are others.
+        """
         found = {number: k.get_valid_radial_form(rows.shape[1]) for number, k in enumerate(self.parts)}
         forms = {
             number: form
             for number, form in found.items()
             if form is not None and (rows.dtype == np.float64 or form.supports_float32)
         }
-        if len(forms) < 2:
+        if len(forms) < least:
             return {}, list(self.parts)
         return forms, [k for number, k in enumerate(self.parts) if number not in forms]
 
@@ -338,6 +308,52 @@ class Product(_Reduction):
         psd = all(k.definiteness is Definiteness.PSD for k in self.factors)
         return Definiteness.PSD if psd else Definiteness.INDEFINITE
 
+    @property
+    def supports_float32(self) -> bool:
+        """Whether all factors are positive semi-definite: float32 rows are computed in float64 where they need it."""
+        return self.definiteness is Definiteness.PSD
+
+    @property
+    def float32_error_share(self) -> float:
+        """The sum of those of the factors, if they are positive semi-definite."""
+        return sum(k.float32_error_share for k in self.factors) if self.supports_float32 else float("inf")
+
+    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
+        """Prepare each factor in both precisions, or in float64 alone if float32 does not hold their products."""
+        in_float32 = self._prepare_in_float32(landmarks) if self._fits_float32(landmarks).all() else None
+        if in_float32 is None:
+            return make_float64_evaluator(self._prepare_in_one_precision(as_float64(landmarks)), landmarks.shape[0])
+        return make_mixed_precision_evaluator(
+            in_float32,
+            lambda: self._prepare_in_one_precision(as_float64(landmarks)),
+            self._fits_float32,
+            landmarks.shape[0],
+        )
+
+    def _prepare_in_float32(self, landmarks: Rows) -> Evaluator | None:
+        """Prepare the factors in float32; return None if their errors may be too large together.
+
+        What the errors of inner products leave of the limit is that of the functions of the distance, which compute
+        more pairs in float64 the less it is.
+        """
+        forms, others = self._split_radial_parts(landmarks, least=1)
+        left = 1 - 2 * sum(k.float32_error_share for k in others) / FLOAT32_LIMIT
+        if left < (_LEAST_RADIAL_SHARE if forms else 0):
+            return None
+        if not forms:
+            return self._prepare_parts(landmarks, None, others)
+        first, *rest = forms.values()
+        form = combine_radial_forms(np.multiply, [first, *rest]) if rest else first
+        return self._prepare_parts(landmarks, form.limit_error_share(left), others)
+
+    def _fits_float32(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return whether float32 holds the products of the factors' k(x, x) of each row, (n,)."""
+        return are_products_in_float32_range(*(k.evaluate_diagonal(as_float64(rows)) for k in self.factors))
+
+    def diagonal(self, X: Rows) -> Array:
+        """Multiply the diagonals of the factors in float64."""
+        return super().diagonal(as_float64(X))
+
     def __repr__(self) -> str:
         return " * ".join(parenthesize(k, Sum, Scaled) for k in self.factors)
 
@@ -365,32 +381,3 @@ class Scaled(ElementwiseKernel):
 
     def __repr__(self) -> str:
         return f"{self.weight!r} * {parenthesize(self.kernel, Sum, Product, Scaled)}"
-
-
-@register_operator_class
-@dataclass(frozen=True)
-class Power(MagnifyingKernel):
-    """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is."""
-
-    kernel: Kernel
-    exponent: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        coerce_exponent(self, "exponent")
-
-    @property
-    def definiteness(self) -> Definiteness:
-        """That of the kernel if it is positive semi-definite or the exponent is 1, else indefinite."""
-        return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_power_series()
-
-    @property
-    def float32_error_share(self) -> float:
-        """That of the inner kernel, multiplied by the exponent."""
-        return self.exponent * self.kernel.float32_error_share
-
-    def _map_values(self, values: Array) -> Array:
-        return map_rows(values, lambda part: compute_power_overwriting_base(part, self.exponent))
-
-    def __repr__(self) -> str:
-        return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"

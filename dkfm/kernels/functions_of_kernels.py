@@ -1,8 +1,8 @@
-"""Functions of a kernel's values that are kernels: power series, exponential and normalized kernel."""
+"""Functions of a kernel's values that are kernels: powers, power series, exponential and normalized kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -11,18 +11,116 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array, Rows, as_float64, normalize_rows
 from dkfm.errors import KernelError, format_value
-from dkfm.kernels.algebra import MagnifyingKernel, Wrapper, prepare_in_both_precisions
-from dkfm.kernels.base import Definiteness, Kernel
-from dkfm.kernels.dot_product import fits_error_share
-from dkfm.kernels.pairwise.block_operations import Evaluator, exp_in_place, map_rows
+from dkfm.kernels.algebra import (
+    ElementwiseKernel,
+    Product,
+    Scaled,
+    Sum,
+    Wrapper,
+    parenthesize,
+)
+from dkfm.kernels.base import Definiteness, Kernel, register_operator_class
+from dkfm.kernels.dot_product import compute_power_overwriting_base, fits_error_share
+from dkfm.kernels.pairwise.block_operations import (
+    Evaluator,
+    are_products_in_float32_range,
+    exp_in_place,
+    make_mixed_precision_evaluator,
+    map_rows,
+)
 from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT
-from dkfm.kernels.parameters import as_float_or_nan
+from dkfm.kernels.parameters import as_float_or_nan, coerce_exponent
 
 _MAX_TERMS = 1024
 """Most coefficients of a power series: each kernel value takes one step for each."""
 
 _MIN_NORMAL = float(np.finfo(np.float64).tiny)
 """Smallest float64 with full precision."""
+
+
+class MagnifyingKernel(ElementwiseKernel):
+    """Base class of elementwise functions that magnify errors: float32 rows are computed in float32 where it suffices.
+
+    A subclass has a `float32_error_share`, or overrides `supports_float32` and `_fits_float32`.
+    """
+
+    may_need_float64 = True
+
+    @property
+    def supports_float32(self) -> bool:
+        """Whether errors of the inner kernel are known, and stay small enough."""
+        return fits_error_share(self.float32_error_share)
+
+    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
+        """Prepare the inner kernel in both precisions."""
+        return prepare_in_both_precisions(self, landmarks, self._prepare_in_one_precision, self._fits_float32)
+
+    def _fits_float32(self, diagonal: Array, largest: float) -> npt.NDArray[np.bool_]:
+        """Return whether float32 suffices for rows with these inner k(x, x), (n,), beside the landmarks' largest."""
+        return np.ones(len(diagonal), np.bool_)
+
+
+def prepare_in_both_precisions(
+    kernel: Wrapper,
+    landmarks: Rows,
+    prepare: Callable[[Rows], Evaluator],
+    fits_float32: Callable[[Array, float], npt.NDArray[np.bool_]] | None = None,
+) -> Evaluator:
+    """Return a function that computes rows in float32 if that holds the values of the inner kernel, else in float64.
+
+    Parameters
+    ----------
+    kernel : Wrapper
+        The kernel.
+    landmarks : ndarray or csr_array of shape (m, d)
+        The landmarks; float64 ones are prepared in float64 alone.
+    prepare : callable
+        Prepares landmarks of either precision.
+    fits_float32 : callable, optional
+        Function from the inner k(x, x) of rows, (n,), and the largest one of the landmarks, to a mask of those rows for
+        which float32 suffices besides.
+    """
+    block = prepare(landmarks)
+    if landmarks.dtype == np.float64:
+        return block
+    diagonal = kernel.kernel.evaluate_diagonal(as_float64(landmarks))
+    holds_landmarks = bool(are_products_in_float32_range(diagonal).all())
+
+    def fits(Z: Rows) -> npt.NDArray[np.bool_]:
+        own = kernel.kernel.evaluate_diagonal(as_float64(Z))
+        in_range = are_products_in_float32_range(own) & holds_landmarks
+        return in_range if fits_float32 is None else in_range & fits_float32(own, float(diagonal.max()))
+
+    return make_mixed_precision_evaluator(block, lambda: prepare(as_float64(landmarks)), fits, landmarks.shape[0])
+
+
+@register_operator_class
+@dataclass(frozen=True)
+class Power(MagnifyingKernel):
+    """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is."""
+
+    kernel: Kernel
+    exponent: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        coerce_exponent(self, "exponent")
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """That of the kernel if it is positive semi-definite or the exponent is 1, else indefinite."""
+        return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_power_series()
+
+    @property
+    def float32_error_share(self) -> float:
+        """That of the inner kernel, multiplied by the exponent."""
+        return self.exponent * self.kernel.float32_error_share
+
+    def _map_values(self, values: Array) -> Array:
+        return map_rows(values, lambda part: compute_power_overwriting_base(part, self.exponent))
+
+    def __repr__(self) -> str:
+        return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"
 
 
 @dataclass(frozen=True)

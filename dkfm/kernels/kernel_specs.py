@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 
 from dkfm.errors import DkfmWarning, KernelError, find_similar_names
 from dkfm.kernels import serialization
-from dkfm.kernels.algebra import Constant, Power
+from dkfm.kernels.algebra import Constant
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Pairwise, Precomputed, display_name
 from dkfm.kernels.dot_product import Cosine, Linear, Polynomial, Sigmoid
+from dkfm.kernels.functions_of_kernels import Power
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared
 from dkfm.kernels.parameters import as_float_or_nan
 from dkfm.kernels.separable import Laplacian, Periodic

@@ -13,11 +13,11 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from dkfm.errors import InvalidInputError, KernelError, UntrustedError, find_similar_names, format_value, shorten
-from dkfm.kernels.algebra import Constant, Power, Product, Scaled, Sum
+from dkfm.kernels.algebra import Constant, Product, Scaled, Sum
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
 from dkfm.kernels.dot_product import ArcCosine, Cosine, Linear, Polynomial, Sigmoid
-from dkfm.kernels.functions_of_kernels import Exp, Normalized, PowerSeries
+from dkfm.kernels.functions_of_kernels import Exp, Normalized, Power, PowerSeries
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon
 from dkfm.kernels.parameters import MEDIAN
 from dkfm.kernels.separable import Laplacian, Periodic

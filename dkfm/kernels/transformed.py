@@ -11,9 +11,10 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, scale_columns
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, parenthesize
+from dkfm.kernels.algebra import Product, Scaled, Sum, Wrapper, parenthesize
 from dkfm.kernels.base import Kernel, register_operator_class
 from dkfm.kernels.custom import call_user_function, display_name, read_only_view
+from dkfm.kernels.functions_of_kernels import Power
 from dkfm.kernels.pairwise.block_operations import Evaluator, make_float64_evaluator
 from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
 

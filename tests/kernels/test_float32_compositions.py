@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dkfm import kernels as k
+from dkfm.kernels.algebra import needs_float64_block
 from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT, find_squared_cutoff
 
 G = k.Gaussian
@@ -21,6 +22,9 @@ def compositions(d: int, s: float) -> list[k.Kernel]:
     cubic, gaussian = k.Polynomial(3, 1 / d, 1.0), G(s)
     return [
         cubic * gaussian,
+        gaussian * k.RationalQuadratic(1.0, s) * cubic,
+        k.Linear() * (2.0 * k.Exponential(s)) * k.Cosine(),
+        k.Polynomial(5, 1 / d) * gaussian,
         gaussian * k.Exponential(s) * k.Matern(1.5, s),
         gaussian * k.Matern(2.5, s) + k.Exponential(s),
         k.Linear() * k.Cosine() * k.Linear(),
@@ -71,6 +75,7 @@ KNOWN_ERRORS = [
     k.Polynomial(3, 0.1, 2.0),
     0.3 * k.Linear() + 1.0,
     k.Linear() ** 3,
+    k.Linear() * k.Cosine() * k.Polynomial(2, 0.1, 1.0),
     (k.Cosine() + k.Polynomial(2)) ** 2,
     k.PowerSeries(k.Linear(), (1.0, 0.0, 3.0)),
     k.Normalized(k.Polynomial(4, 0.2)),
@@ -103,6 +108,55 @@ def test_a_kernel_whose_errors_are_not_known_is_computed_in_float64(rng):
         np.testing.assert_allclose(kernel(X), truth, rtol=1e-7, atol=1e-7 * truth.max())
 
 
+PRODUCTS = {
+    "inner products": lambda d, s: k.Polynomial(3, 1 / d, 1.0) * G(s),
+    "three factors": lambda d, s: G(s) * k.Linear() * k.Exponential(s),
+    "distances alone": lambda d, s: G(s) * G(2 * s) * k.Matern(2.5, s),
+    "too many errors": lambda d, s: k.Polynomial(5, 1 / d) * G(s),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("rows", ["normal", "pixels", "mixed lengths", "offset"])
+@pytest.mark.parametrize("width", [0.3, 1.0, 20.0])
+def test_values_of_products_keep_five_digits_of_the_lengths_of_both_rows(product, rows, width, rng):
+    for d in (3, 9, 90):
+        X, Z = (ROWS[rows](rng, n, d).astype(np.float32) for n in (70, 40))
+        Z[:10] = X[:10] * (1 + 1e-4 * rng.normal(size=(10, d)))  # near pairs, and the others
+        kernel, wide = PRODUCTS[product](d, width * np.sqrt(d)), (Z.astype(np.float64), X.astype(np.float64))
+        lengths = np.sqrt(np.multiply.outer(*map(kernel.diag, wide)))
+        held = lengths < 1e30
+        with np.errstate(over="ignore"):
+            errors = np.abs(kernel.make_evaluator(X)(Z) - kernel(*wide))
+        assert (errors[held] <= 0.5 * FLOAT32_LIMIT * lengths[held] + 1e-37).all()
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_are_computed_in_float64_only_if_float32_does_not_hold_them(product, rng, monkeypatch):
+    X, kernel = rng.normal(size=(40, 20)).astype(np.float32), PRODUCTS[product](20, 5.0)
+    dtypes, prepare = [], k.Product._prepare_parts
+
+    def note(self, landmarks, form, others):
+        dtypes.append(landmarks.dtype.name)
+        return prepare(self, landmarks, form, others)
+
+    monkeypatch.setattr(k.Product, "_prepare_parts", note)
+    block = kernel.make_evaluator(X)
+    block(X)
+    assert dtypes == (["float64"] if product == "too many errors" else ["float32"])
+    if product in ("inner products", "three factors"):
+        block(X * np.float32(1e18))  # rows whose lengths leave float32
+        assert dtypes == ["float32", "float64"]
+        kernel.make_evaluator(X * np.float32(1e18))(X)
+        assert dtypes == ["float32", "float64", "float64"]
+
+
+def test_the_memory_of_a_task_counts_the_float64_values_of_products():
+    assert needs_float64_block(k.Linear() * k.Cosine())
+    assert needs_float64_block(k.Linear() + k.Linear() * G(1.0))
+    assert not needs_float64_block(k.Linear() + G(1.0))
+
+
 def test_rows_that_do_not_fit_change_no_other_row(rng):
     X, Z = (rng.normal(size=(n, 6)).astype(np.float32) for n in (50, 20))
     for kernel, factor in (
@@ -130,6 +184,14 @@ def test_what_leaves_float32_only_on_its_way_keeps_its_values(rng):
         assert np.abs(kernel(rows) - truth).max() <= FLOAT32_LIMIT * np.abs(truth).max(), kernel
 
 
+def test_the_diagonal_of_a_product_whose_factors_leave_float32(rng):
+    X, kernel = (
+        rng.normal(size=(30, 5)).astype(np.float32),
+        (1e25 * k.Linear()) * (1e25 * k.Linear()) * (1e-40 * k.Linear()),
+    )
+    np.testing.assert_allclose(kernel.diag(X), kernel.diag(X.astype(np.float64)), rtol=1e-6)
+
+
 def test_numbers_of_outer_that_float32_does_not_hold_are_multiplied_in_float64():
     X = np.array([[1e-30], [1.0], [1e30]])
     kernel = k.Outer(lambda X: X[:, 0] ** 2)
@@ -147,9 +209,19 @@ def test_series_that_magnify_errors_too_much_are_computed_in_float64(outer, rng)
 @pytest.mark.parametrize("share", [0.5, 0.1])
 def test_a_factor_that_gets_a_share_of_the_limit_recomputes_more_distances(share):
     form = G(0.5).radial_form(8)
-    reaches = [
-        find_squared_cutoff(f.sensitivity_maps[0][0], 2.0**-14, np.dtype(np.float32))
-        for f in (form, form.limit_error_share(share))
-    ]
     # exp(-s) times the error exceeds a smaller limit up to a larger distance s.
-    np.testing.assert_allclose(reaches[1] - reaches[0], -np.log(share), rtol=0.1)
+    growth = find_reach(form.limit_error_share(share)) - find_reach(form)
+    np.testing.assert_allclose(growth, -np.log(share), rtol=0.1)
+
+
+def find_reach(form):
+    return find_squared_cutoff(form.sensitivity_maps[0][0], 2.0**-14, np.dtype(np.float32))
+
+
+def test_a_function_of_the_distance_gets_what_the_other_factors_leave_of_the_limit(rng, monkeypatch):
+    X, forms, prepare = rng.normal(size=(40, 8)).astype(np.float32), [], k.Product._prepare_parts
+    monkeypatch.setattr(k.Product, "_prepare_parts", lambda *given: forms.append(given[2]) or prepare(*given))
+    (k.Polynomial(3) * G(0.5)).make_evaluator(X)
+    left = 1 - 2 * k.Polynomial(3).float32_error_share / FLOAT32_LIMIT
+    assert 0.4 < left < 0.5
+    np.testing.assert_allclose(find_reach(forms[0]) - find_reach(G(0.5).radial_form(8)), -np.log(left), rtol=0.1)
