@@ -145,11 +145,14 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
     feature_map = None if options.map_path is None else _load_map(options, options.map_path)
-    estimator = _build_estimator(_build_kernel(options) if feature_map is None else feature_map.kernel_, options)
+    kernel = _build_kernel(options) if feature_map is None else feature_map.kernel_
+    estimator = _build_estimator(kernel, options)
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
     names, ids = arguments.parse_list(options.columns), options.id_column
     table = open_source(train, columns=names, id_column=ids)
     _require_labels(table, train, options)
+    if feature_map is None:
+        _log_default_width(kernel, options)
     if options.y_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
         names = _list_feature_columns(table, train, options)
     with connection:
@@ -171,10 +174,14 @@ def _require_labels(table: Source, train: str, options: FitOptions) -> None:
 def _build_kernel(options: FitOptions) -> Kernel:
     """Return the kernel of the options; raise now if the model could not be saved after hours of work."""
     kernel = arguments.parse_kernel(str(options.kernel), options.param)
-    if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (str(options.kernel), *options.param)):
-        log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
     serialization.to_config(kernel)
     return kernel
+
+
+def _log_default_width(kernel: Kernel, options: FitOptions) -> None:
+    """Log that the width of a kernel is the median distance, if the user gave none."""
+    if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (str(options.kernel), *options.param)):
+        log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
 
 
 def run_fit(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> KernelEstimator:
@@ -196,6 +203,7 @@ def _fit_and_save(
     table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
     inputs = [table.location, None if options.y_path is None else Path(options.y_path)]
     require_disjoint(locate(model), "model", inputs)
+    _log_default_width(kernel, options)
     if options.workspace is not None:
         require_not_inside(as_local_path(options.workspace).absolute(), "workspace", inputs)
     with change_detection.watch(table) as watch:

@@ -128,8 +128,13 @@ def _detect_local_format(path: Path) -> str:
         raise InvalidInputError(f"There is no {path}.")
     if not path.is_dir():
         return path.suffix if path.suffix != ".zarr" else ""  # a store is a folder
-    holds_tables = not (path / "zarr.json").is_file() and next(path.rglob("*.parquet"), None) is not None
-    return _PARQUET if holds_tables else ".zarr"
+    if (path / "zarr.json").is_file():
+        return ".zarr"
+    if next(path.rglob("*.parquet"), None) is not None:
+        return _PARQUET
+    if next(path.iterdir(), None) is None:
+        raise InvalidInputError(f"{path} is an empty folder.")
+    return ".zarr" if path.suffix == ".zarr" else ""
 
 
 def _detect_remote_format(remote: Remote) -> str:

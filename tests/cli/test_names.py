@@ -97,6 +97,14 @@ def test_an_input_of_an_unknown_format_says_which_are_known(run, here):
     assert "save its rows as one of these" in told
 
 
+@pytest.mark.parametrize("more", ["", " --dry-run"])
+def test_a_fit_without_rows_says_nothing_else(run, here, more):
+    assert (
+        run(f"fit missing.npy new --kernel gaussian{more}").stderr
+        == f"InvalidInputError: There is no {here / 'missing.npy'}.\n"
+    )
+
+
 @pytest.mark.parametrize("name", sorted(_NUMERIC))
 def test_a_misspelt_name_is_told_the_one_that_was_meant(name):
     middle = len(name) // 2

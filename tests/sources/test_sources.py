@@ -74,6 +74,13 @@ def test_what_is_not_a_source_is_refused_in_one_sentence(tmp_path, rows):
         assert "\n" not in str(caught.value)
     with pytest.raises(DkfmError, match=r"file\.zarr is neither a \.npy, \.npz or \.parquet file"):
         open_source(tmp_path / "file.zarr")  # a store is a folder
+    for name in ("folder", "folder.npy"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InvalidInputError, match=f"{name} is an empty folder"):
+            open_source(tmp_path / name)
+        (tmp_path / name / "x.csv").write_text("1,2\n")
+        with pytest.raises(InvalidInputError, match="is neither a"):
+            open_source(tmp_path / name)
 
 
 def test_an_unknown_codec_of_a_source_is_refused_before_it_is_opened(tmp_path, rows):
