@@ -191,14 +191,14 @@ def feature_sums_task_bytes(d: int, n: int, r: int, columns: int, blocks: int = 
     return _VALUE * (held + piece_rows * (blocks * n + 2 * r))
 
 
-def columnwise_pivots_seconds(n: int, d: int, r: int) -> float:
+def columnwise_pivots_seconds(n: int, d: int, r: int, extra_value_seconds: float = 0.0) -> float:
     """Predict the seconds to find r pivots among N rows column by column, with memory read at 30 GB/s."""
-    return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)
+    return r * (1e-4 + n * ((4 * r + 8 * d) / 3e10 + extra_value_seconds))
 
 
-def gram_and_pivots_seconds(n: int, d: int, r: int) -> float:
-    """Predict the seconds to compute the Gram matrix of N rows of d columns and find r pivots in it."""
-    return n * n * (8e-9 + 5e-11 * d + r / 5e10)
+def gram_and_pivots_seconds(n: int, d: int, r: int, extra_value_seconds: float = 0.0) -> float:
+    """Predict the seconds to compute the Gram matrix of N rows of d columns on all CPUs and find r pivots in it."""
+    return n * n * (8e-9 + 5e-11 * d + r / 5e10 + extra_value_seconds / 2 / cpus.COUNT)
 
 
 def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None, extra_value_seconds: float = 0.0) -> float:
@@ -208,8 +208,7 @@ def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None, ext
     value takes `extra_value_seconds` beside those of a simple kernel.
     """
     files = 0 if tile_rows is None else (-(-n // tile_rows)) ** 2
-    extra = n * n / 2 * extra_value_seconds
-    return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * FILE_SECONDS + extra) / threads
+    return (gram_and_pivots_seconds(n, d, 0, extra_value_seconds) * cpus.COUNT + files * FILE_SECONDS) / threads
 
 
 def dense_product_seconds(n: int, columns: int) -> float:

@@ -38,6 +38,12 @@ class StoredWeights(Protocol):
         """Read a slice of the rows and a slice of the columns."""
 
 
+def predict_row_seconds(kernel: Kernel, n: int, d: int, width: int, itemsize: int = 8) -> float:
+    """Predict the seconds of one thread to score one row of d columns: its values with n landmarks, times weights."""
+    value_seconds = budget.VALUE_SECONDS + kernel.estimate_extra_value_seconds(d)
+    return budget.score_row_seconds(n, d, width, itemsize, value_seconds)
+
+
 def iter_weight_panels(weights: Array, column_stop: int, triangular: bool) -> Iterator[tuple[slice, Array]]:
     """Yield pairs of a slice of the columns before `column_stop`, and the weights (rows, columns) in it.
 
@@ -137,8 +143,7 @@ class Model:
 
     def predict_row_seconds(self, d: int, width: int) -> float:
         """Predict the seconds of one thread to score one row of d columns, or as many non-zeros, to `width` columns."""
-        value_seconds = budget.VALUE_SECONDS + self.kernel.estimate_extra_value_seconds(d)
-        return budget.score_row_seconds(self.landmarks.shape[0], d, width, self.dtype.itemsize, value_seconds)
+        return predict_row_seconds(self.kernel, self.landmarks.shape[0], d, width, self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:

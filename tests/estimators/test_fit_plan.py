@@ -266,3 +266,36 @@ def test_a_plan_that_does_not_fit_ends_with_1_after_it_was_printed(run, monkeypa
     assert "road" in ended.stdout
     failure = json.loads(run("--kernel gaussian --dry-run --json").stdout)
     assert failure["error"] == "BudgetError"
+
+
+class SlowGaussian(kernels.Gaussian):
+    """A Gaussian whose values are said to take a millisecond each."""
+
+    def estimate_extra_value_seconds(self, d):
+        return 1e-3
+
+
+@pytest.mark.parametrize(
+    ("estimator", "values"),
+    [
+        (
+            dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky", landmarks="pivots", n_landmarks=50, build="columns"),
+            400 * 50,
+        ),
+        (dkfm.ExactFeatureMap(GAUSSIAN, landmarks="uniform", n_landmarks=50), (50 * 50 / 2 + 400 * 50) / cpus.COUNT),
+        (dkfm.KernelPCA(3, eigen_solver="randomized"), 400 * 400 / cpus.COUNT),
+        (dkfm.KernelPCA(3), 400 * 50 / cpus.COUNT),
+    ],
+    ids=["columns", "residuals of all rows", "certificate", "a pass through a map"],
+)
+def test_plans_count_the_seconds_of_slow_kernels(estimator, values, rng, request):
+    X, plans = rng.normal(size=(400, 3)), []
+    for kernel in (kernels.Gaussian(2.0), SlowGaussian(2.0)):
+        if request.node.callspec.id == "a pass through a map":
+            phi = dkfm.ExactFeatureMap(kernel, basis="cholesky").fit(X[:50])
+            plans.append(dkfm.plan_fit(estimator, X, feature_map=phi))
+        else:
+            plans.append(dkfm.plan_fit(clone(estimator).set_params(kernel=kernel), X))
+    simple, slow = plans
+    assert slow.road == simple.road
+    assert slow.seconds - simple.seconds == pytest.approx(1e-3 * values, rel=0.1)

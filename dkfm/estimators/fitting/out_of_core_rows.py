@@ -27,7 +27,7 @@ from dkfm.gram.training_data import TrainingData, TrainingRows, as_training_data
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics import training_statistics
-from dkfm.numerics.model import Head, Model
+from dkfm.numerics.model import Head, Model, predict_row_seconds
 from dkfm.numerics.pivoted_cholesky import Pivots, forecast_rank, pivot_threshold
 from dkfm.numerics.roots import Root
 from dkfm.numerics.scorer import prepare_scorer
@@ -247,7 +247,7 @@ def compute_feature_moments(
         _share_training_rows(source, executor, task, workspace) as (readable, shared),
     ):
         text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
-        seconds = n * budget.score_row_seconds(m, d, count_moment_columns(r, root.triangular)) / executor.threads
+        seconds = n * predict_row_seconds(kernel, m, d, count_moment_columns(r, root.triangular)) / executor.threads
         log_stage("moments", text, seconds=seconds, rows=n)
         passes = RowPasses(kernel, readable, executor, shared, shows_progress=True)
         return passes.compute_feature_moments(landmarks, root, weighted)

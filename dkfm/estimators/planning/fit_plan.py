@@ -36,6 +36,7 @@ from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky
+from dkfm.numerics.model import predict_row_seconds
 from dkfm.sources.base import read_evenly_spaced_rows
 from dkfm.sources.opening import open_source
 
@@ -204,7 +205,7 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
         plan = _plan_pivots(estimator, rows if selects_pivots else chosen, count)
         visited = 0 if selects_pivots else visited
     visited = 0 if estimator.landmarks is None else visited
-    seconds = plan.seconds + visited * budget.score_row_seconds(count, rows.d, count) / cpus.COUNT
+    seconds = plan.seconds + visited * predict_row_seconds(rows.kernel, count, rows.d, count) / cpus.COUNT
     return replace(plan, rows=rows.n, landmarks=min(count, plan.landmarks), seconds=seconds)
 
 
@@ -250,7 +251,7 @@ def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     by_gram = budget.gram_and_pivots_seconds(n, 0, count)
     plan = plan_fit_with_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
     need = budget.columnwise_pivots_bytes(n, d, count, rows.kernel.landmark_copies)
-    seconds = budget.columnwise_pivots_seconds(n, d, count)
+    seconds = budget.columnwise_pivots_seconds(n, d, count, rows.kernel.estimate_extra_value_seconds(d))
     columns = replace(
         plan,
         road=f"up to {count:,} pivots column by column, without a Gram matrix",
@@ -321,9 +322,8 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     if n > eigenproblem_setup.SMALL_ROWS and (sample := rows.read_sample(eigenproblem_setup.PILOT_ROWS)) is not None:
         task = replace(task, products=eigenproblem_setup.estimate_product_count(sample, n, q))
     costs = eigenproblem_setup.rank_product_costs(task, free)
-    other_seconds = (_PILOT_SECONDS if n > eigenproblem_setup.SMALL_ROWS else 0.0) + n * budget.score_row_seconds(
-        n, d, q + 1
-    ) / cpus.COUNT
+    pilot_seconds = _PILOT_SECONDS if n > eigenproblem_setup.SMALL_ROWS else 0.0
+    other_seconds = pilot_seconds + n * predict_row_seconds(kernel, n, d, q + 1) / cpus.COUNT
     plans = [
         FitPlan(
             rows=n,

@@ -16,6 +16,7 @@ from dkfm.estimators.planning.linear_system_plans import TYPICAL_CLASSES
 from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.numerics.eigensolvers import lanczos
+from dkfm.numerics.model import predict_row_seconds
 
 _VALUES_PER_LABEL = 6
 """Values for each row that this process holds of labels: codes, weights, and what finds the classes."""
@@ -44,7 +45,7 @@ def plan_fit_in_map(name: str, estimator: Any, feature_map: FittedMap, rows: Pla
         for count in (min(1, threads), threads)
     )
     shared = 8 * m * (d + r) if by_workers else 0
-    pass_seconds = rows.n * budget.score_row_seconds(m, d, count_moment_columns(r, head.triangular))
+    pass_seconds = rows.n * predict_row_seconds(rows.kernel, m, d, count_moment_columns(r, head.triangular))
     return FitPlan(
         rows=rows.n,
         columns=d,
