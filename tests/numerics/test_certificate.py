@@ -5,7 +5,7 @@ import pytest
 
 import dkfm
 from dkfm import kernels
-from dkfm.errors import CertificateError, InvalidInputError
+from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
 from dkfm.numerics import kernel_components, roots, scorer
 from dkfm.numerics.certificates.certificate import Certificate, certify_map, sample_evenly
 from dkfm.numerics.certificates.components import certify_components
@@ -220,3 +220,39 @@ def test_residuals_that_do_not_explain_the_error_between_new_points_fail(rng):
     feature_map.verify_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9)
     with pytest.raises(CertificateError):
         feature_map.verify_points(score, phi.certificate_, Z, None, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("compared", "words"),
+    [
+        (None, "of each pair's own scale, 1.0e-09 of the largest, 7 pairs"),
+        ("components", "of each pair's own scale, 1.0e-09 of the largest, 7 pairs of components"),
+        ("predictions", "of each prediction's own scale, 1.0e-09 of the largest, 7 predictions"),
+    ],
+)
+def test_a_certificate_says_what_was_compared_and_keeps_it(compared, words):
+    certificate = Certificate(1e-9, 1e-4, 7, compared=compared)
+    assert str(certificate) == f"1.0e-04 {words}"
+    assert Certificate.from_dict(certificate.to_dict()) == certificate
+    assert Certificate(0.0, 0.0, 0).combine(certificate).compared == compared
+    with pytest.raises(UnsupportedStoreError):
+        Certificate.from_dict({**certificate.to_dict(), "compared": ["components"]})
+
+
+@pytest.mark.parametrize(
+    ("estimator", "compared"),
+    [
+        (dkfm.ExactFeatureMap(kernels.Gaussian(2.0)), None),
+        (dkfm.KernelPCA(kernel=kernels.Gaussian(2.0)), "components"),
+        (dkfm.KernelFisher(kernel=kernels.Gaussian(2.0)), "discriminants"),
+        (dkfm.KernelRidge(kernel=kernels.Gaussian(2.0)), "predictions"),
+        (dkfm.KernelRidgeClassifier(kernel=kernels.Gaussian(2.0)), "predictions"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_certificates_of_fits_say_what_was_compared(estimator, compared, rng, tmp_path):
+    X = rng.normal(size=(40, 3))
+    fitted = estimator.fit(X, (X[:, 0] > 0).astype(int))
+    fitted.save(tmp_path / "model")
+    assert fitted.certificate_.compared == compared
+    assert dkfm.load(tmp_path / "model").certificate_ == fitted.certificate_

@@ -23,6 +23,13 @@ MAX_SAMPLED_ROWS = 512
 LIMITS = {"float64": 1e-6, "float32": 1e-2}
 """Largest error, relative to the largest value, without a warning at the fit, by the dtype of the model."""
 
+_COMPARED = {
+    "components": ("pair", "pairs of components"),
+    "discriminants": ("pair", "pairs of discriminants"),
+    "predictions": ("prediction", "predictions"),
+}
+"""What is compared if it is not pairs of points, in the words of a sentence: what has a scale, and what is counted."""
+
 _SHORTEST_LENGTH = float(np.sqrt(np.finfo(np.float64).tiny))
 """Length ``sqrt k(x, x)`` of a row below which k(x, x) underflows."""
 
@@ -44,34 +51,42 @@ class Certificate:
     sampled_rows : int, optional
         Number of training rows, drawn at random, that were visited; other rows may have larger errors. None if the
         certificate was not restricted to a random sample.
+    compared : {"components", "discriminants", "predictions"}, optional
+        What has these errors, in pairs but for predictions: small components have large relative errors in sound models
+        too. None for pairs of points.
     """
 
     error: float
     relative_error: float
     pairs: int
     sampled_rows: int | None = None
+    compared: str | None = None
 
     @classmethod
     def from_dict(cls, stored: object) -> "Certificate":
         """Return the certificate in a stored dictionary; raise an error if it is invalid."""
-        if not isinstance(stored, dict) or set(stored) - {"sampled_rows"} != {"error", "relative_error", "pairs"}:
+        required, optional = {"error", "relative_error", "pairs"}, {"sampled_rows", "compared"}
+        if not isinstance(stored, dict) or set(stored) - optional != required:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
         error, relative, pairs = stored["error"], stored["relative_error"], stored["pairs"]
         counts = [pairs, stored.get("sampled_rows", 1)]
         are_counts = all(type(count) is int for count in counts) and counts[1] > 0
-        if not isinstance(error, float) or not isinstance(relative, float) or not are_counts or isnan(error):
+        are_numbers = isinstance(error, float) and isinstance(relative, float) and are_counts and not isnan(error)
+        compared = stored.get("compared")
+        if not are_numbers or compared not in (None, *_COMPARED):
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
-        return cls(error, relative, pairs, stored.get("sampled_rows"))
+        return cls(error, relative, pairs, stored.get("sampled_rows"), compared)
 
     def to_dict(self) -> dict[str, float]:
-        """Return the dictionary that is stored, without `sampled_rows` if it is None."""
+        """Return the dictionary that is stored, without what is None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def combine(self, other: "Certificate") -> "Certificate":
         """Return the larger errors of two certificates, with the pairs of both; NaN counts as the largest."""
         error, relative = np.maximum([self.error, self.relative_error], [other.error, other.relative_error])
         sampled = [rows for rows in (self.sampled_rows, other.sampled_rows) if rows is not None]
-        return Certificate(float(error), float(relative), self.pairs + other.pairs, max(sampled, default=None))
+        pairs, compared = self.pairs + other.pairs, self.compared or other.compared
+        return Certificate(float(error), float(relative), pairs, max(sampled, default=None), compared)
 
     def require_not_worse_than(self, fitted: "Certificate") -> None:
         """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ."""
@@ -94,7 +109,8 @@ class Certificate:
 
     def __str__(self) -> str:
         largest = f"{self.error:.1e} of the largest"
-        measured = f"{self.relative_error:.1e} of each pair's own scale, {largest}, {self.pairs:,} pairs"
+        each, what = ("pair", "pairs") if self.compared is None else _COMPARED[self.compared]
+        measured = f"{self.relative_error:.1e} of each {each}'s own scale, {largest}, {self.pairs:,} {what}"
         if self.sampled_rows is None:
             return measured
         return f"{measured} of a random sample of {self.sampled_rows:,} training rows, not of all of them"

@@ -12,6 +12,8 @@ from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
+_COMPARED = "components"
+
 _DROPPED_SHARE = 8 * EPS
 """Share of the squared length of the mean below which a map drops eigenvalues, and their variance with them."""
 
@@ -69,7 +71,7 @@ def certify_components(
     if not score.model.kernel.is_precomputed:
         tiles = list(tiles)  # rows in memory; those of a float32 model may be equal only as landmarks
         if len(tiles) == 1 and has_only_equal_rows(tiles[0]):
-            return Certificate(0.0, 0.0, 0)
+            return Certificate(0.0, 0.0, 0, compared=_COMPARED)
     weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
     hidden = _certify_centring_rounding(score, eigenvalues, float(weights.sum()))
     if not len(eigenvalues):
@@ -136,11 +138,11 @@ def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: 
     """
     head = score.model.heads.get("reconstruction_error")
     if head is None or head.offset is None:
-        return Certificate(0.0, 0.0, 0)
+        return Certificate(0.0, 0.0, 0, compared=_COMPARED)
     rounding = _DROPPED_SHARE * total_weight * abs(float(head.offset[-1]))
     largest = max(rounding, float(eigenvalues.max(initial=0.0)))
     share = rounding / largest if largest > 0 else 0.0
-    return Certificate(share, share, 0)
+    return Certificate(share, share, 0, compared=_COMPARED)
 
 
 def _choose_combinations(eigenvalues: Array) -> Array:

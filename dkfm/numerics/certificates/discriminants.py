@@ -13,6 +13,8 @@ from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
+_COMPARED = "discriminants"
+
 
 def certify_discriminants(
     score: Scorer,
@@ -47,7 +49,7 @@ def certify_discriminants(
         start = rows.stop
     sizes = indicators.sum(axis=0)
     measured = [sums.compare(*expected[name], sizes, ridge) for name, sums in found.items()]
-    return reduce(Certificate.combine, measured, Certificate(0.0, 0.0, 0))
+    return reduce(Certificate.combine, measured, Certificate(0.0, 0.0, 0, compared=_COMPARED))
 
 
 class _OutputSums:
@@ -105,7 +107,7 @@ def certify_direction_products(
     head, start = _get_head_without_link(score, name), 0
     offset, p = _get_offset_or_zeros(head), head.n_columns
     if not p:
-        return Certificate(0.0, 0.0, 0)
+        return Certificate(0.0, 0.0, 0, compared=_COMPARED)
     left, found = np.column_stack([head.weights[:, :p], mean_coefficients]).astype(np.float64), np.zeros((p + 1, p + 1))
     with_mean = Head(left.astype(head.weights.dtype), np.append(offset, 0.0).astype(head.weights.dtype))
     scored = replace(score, model=replace(score.model, heads={name: with_mean}))
@@ -119,7 +121,7 @@ def certify_direction_products(
     unit = float(lengths.max())
     found[-1] *= unit
     measured = certify_block(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit), lengths)
-    return measured.combine(Certificate(hidden, hidden, 0))
+    return measured.combine(Certificate(hidden, hidden, 0, compared=_COMPARED))
 
 
 def _get_head_without_link(score: Scorer, name: str) -> Head:

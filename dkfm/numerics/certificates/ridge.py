@@ -38,7 +38,7 @@ def certify_ridge(
     linear = replace(score.model.head(name), link=links.IDENTITY)
     scored = replace(score, model=replace(score.model, heads={name: linear}))
     bounds = row_lengths(np.abs(diagonal))[:, np.newaxis] * norms
-    worst, start = Certificate(0.0, 0.0, 0), 0
+    worst, start = Certificate(0.0, 0.0, 0, compared="predictions"), 0
     for tile in tiles:
         found = scored(name, tile).astype(np.float64)
         rows = slice(start, start + len(found))
