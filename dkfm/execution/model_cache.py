@@ -36,7 +36,7 @@ def _prepared_bytes(scorer: Scorer) -> int:
     model = scorer.model
     n, values = model.landmarks.shape[0], estimate_float64s_per_row(model.landmarks)
     weights = model.n_head_elements - model.n_stored_head_elements
-    return budget.model_bytes(n, values, weights, model.kernel.landmark_copies, model.dtype.itemsize)
+    return budget.model_bytes(n, values, weights, model.landmark_copies, model.dtype.itemsize)
 
 
 _scorers: LruCache[Scorer] = LruCache(_cache_limit_bytes, _prepared_bytes)

@@ -124,8 +124,11 @@ def needs_float64_block(kernel: Kernel) -> bool:
     return isinstance(kernel, Wrapper) and (kernel.may_need_float64 or needs_float64_block(kernel.kernel))
 
 
-_LEAST_RADIAL_SHARE = 1 / 4
-"""Share of the limit of errors that functions of the distance need in float32: with less, many pairs need float64."""
+_LEAST_SHARE = 1 / 4
+"""Share of the limit of errors that inner products must leave in float32.
+
+With less for functions of the distance, many pairs need float64. Inner products of rows of equal numbers err by more.
+"""
 
 _NEGATIVE_REASON = ": a negative multiple of a kernel is not positive semi-definite"
 
@@ -319,36 +322,30 @@ class Product(_Reduction):
         return sum(k.float32_error_share for k in self.factors) if self.supports_float32 else float("inf")
 
     def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
-        """Prepare each factor in both precisions, or in float64 alone if float32 does not hold their products."""
-        in_float32 = self._prepare_in_float32(landmarks) if self._fits_float32(landmarks).all() else None
-        if in_float32 is None:
-            return make_float64_evaluator(self._prepare_in_one_precision(as_float64(landmarks)), landmarks.shape[0])
-        return make_mixed_precision_evaluator(
-            in_float32,
-            lambda: self._prepare_in_one_precision(as_float64(landmarks)),
-            self._fits_float32,
-            landmarks.shape[0],
-        )
-
-    def _prepare_in_float32(self, landmarks: Rows) -> Evaluator | None:
-        """Prepare the factors in float32; return None if their errors may be too large together.
+        """Prepare the factors in float32, or in float64 if their errors or their sizes may be too large together.
 
         What the errors of inner products leave of the limit is that of the functions of the distance, which compute
         more pairs in float64 the less it is.
         """
         forms, others = self._split_radial_parts(landmarks, least=1)
         left = 1 - 2 * sum(k.float32_error_share for k in others) / FLOAT32_LIMIT
-        if left < (_LEAST_RADIAL_SHARE if forms else 0):
-            return None
-        if not forms:
-            return self._prepare_parts(landmarks, None, others)
-        first, *rest = forms.values()
-        form = combine_radial_forms(np.multiply, [first, *rest]) if rest else first
-        return self._prepare_parts(landmarks, form.limit_error_share(left), others)
+        if left < _LEAST_SHARE or not self._are_products_in_float32_range(landmarks).all():
+            in_float64 = self._prepare_in_one_precision(as_float64(landmarks))
+            return make_float64_evaluator(in_float64, landmarks.shape[0], in_parts=False)
+        form: RadialForm | None = None
+        if forms:
+            form = combine_radial_forms(np.multiply, list(forms.values())).limit_error_share(left)
+        return make_mixed_precision_evaluator(
+            self._prepare_parts(landmarks, form, others),
+            lambda: self._prepare_in_one_precision(as_float64(landmarks)),
+            self._are_products_in_float32_range,
+            landmarks.shape[0],
+        )
 
-    def _fits_float32(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return whether float32 holds the products of the factors' k(x, x) of each row, (n,)."""
-        return are_products_in_float32_range(*(k.evaluate_diagonal(as_float64(rows)) for k in self.factors))
+    def _are_products_in_float32_range(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return for each row, (n,), whether float32 holds the products of the factors' k(x, x)."""
+        wide = as_float64(rows)
+        return are_products_in_float32_range(*(k.evaluate_diagonal(wide) for k in self.factors))
 
     def diagonal(self, X: Rows) -> Array:
         """Multiply the diagonals of the factors in float64."""

@@ -17,6 +17,7 @@ from dkfm.core.background_io import prefetch
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.errors import InvalidInputError
+from dkfm.kernels.algebra import needs_float64_block
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed
 from dkfm.numerics import links
@@ -144,6 +145,13 @@ class Model:
     def predict_row_seconds(self, d: int, width: int) -> float:
         """Predict the seconds of one thread to score one row of d columns, or as many non-zeros, to `width` columns."""
         return predict_row_seconds(self.kernel, self.landmarks.shape[0], d, width, self.dtype.itemsize)
+
+    @property
+    def landmark_copies(self) -> int:
+        """Number of arrays as large as the landmarks that the prepared kernel keeps, with those in float64."""
+        copies = self.kernel.landmark_copies
+        may_need_float64 = self.dtype == np.float32 and needs_float64_block(self.kernel)
+        return copies + 2 * (1 + copies) if may_need_float64 else copies
 
     @property
     def nbytes(self) -> int:

@@ -292,7 +292,7 @@ def _plan(
         piece_rows=piece_rows,
         streamed=streamed,
         task_bytes=task,
-        model_bytes=shared_read + budget.model_bytes(n, landmark_values, weight_values, kernel.landmark_copies, size),
+        model_bytes=shared_read + budget.model_bytes(n, landmark_values, weight_values, model.landmark_copies, size),
         chunk_bytes=row_bytes * chunk_rows,
         row_seconds=_row_seconds(model, heads, source),
         chunk_seconds=budget.CHUNK_SECONDS,

@@ -5,7 +5,9 @@ import pytest
 
 from dkfm import kernels as k
 from dkfm.kernels.algebra import needs_float64_block
+from dkfm.kernels.pairwise.block_operations import make_mixed_precision_evaluator
 from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT, find_squared_cutoff
+from dkfm.numerics.model import Model
 
 G = k.Gaussian
 ROWS = {
@@ -113,7 +115,9 @@ PRODUCTS = {
     "three factors": lambda d, s: G(s) * k.Linear() * k.Exponential(s),
     "distances alone": lambda d, s: G(s) * G(2 * s) * k.Matern(2.5, s),
     "too many errors": lambda d, s: k.Polynomial(5, 1 / d) * G(s),
+    "four inner products": lambda d, s: k.Cosine() * k.Linear() * k.Polynomial(2, 1 / d),
 }
+IN_FLOAT64 = ("too many errors", "four inner products")
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -143,12 +147,59 @@ def test_products_are_computed_in_float64_only_if_float32_does_not_hold_them(pro
     monkeypatch.setattr(k.Product, "_prepare_parts", note)
     block = kernel.make_evaluator(X)
     block(X)
-    assert dtypes == (["float64"] if product == "too many errors" else ["float32"])
+    assert dtypes == (["float64"] if product in IN_FLOAT64 else ["float32"])
     if product in ("inner products", "three factors"):
         block(X * np.float32(1e18))  # rows whose lengths leave float32
         assert dtypes == ["float32", "float64"]
         kernel.make_evaluator(X * np.float32(1e18))(X)
         assert dtypes == ["float32", "float64", "float64"]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_of_rows_of_equal_numbers_keep_the_digits_that_are_promised(product, rng):
+    X = np.where(rng.random((200, 784)) < 0.15, rng.random((200, 784)), 1.0).astype(np.float32)  # scans of white paper
+    for rows, scale in ((X, 100.0), ((X - np.float32(0.13)) / np.float32(0.31), 28.0)):
+        kernel, wide = PRODUCTS[product](784, scale), rows.astype(np.float64)
+        lengths = np.sqrt(np.multiply.outer(*[kernel.diag(wide)] * 2))
+        assert (np.abs(kernel(rows) - kernel(wide)) <= 2 * FLOAT32_LIMIT * lengths).all()
+
+
+def test_a_product_that_is_computed_in_float64_asks_for_no_diagonal(rng):
+    counts = []
+
+    def values(X, Y):
+        counts.append(len(X) * len(Y))
+        return X @ Y.T
+
+    X = rng.normal(size=(90, 4)).astype(np.float32)
+    (k.Function(values) * G(2.0)).make_evaluator(X)(X[:3])
+    assert counts == [3 * 90]
+
+
+def test_rows_that_do_not_fit_float32_are_not_computed_in_it(rng):
+    X = rng.normal(size=(20, 3)).astype(np.float32)
+    Z, seen = X.copy(), []
+    Z[::4] *= np.float32(1e25)
+
+    def in_float32(rows, out=None, /):
+        seen.append(np.abs(rows).max())
+        return rows @ X.T
+
+    block = make_mixed_precision_evaluator(
+        in_float32,
+        lambda: lambda rows, out=None: rows @ X.T.astype(np.float64),
+        lambda rows: np.abs(rows).max(axis=1) < 100,
+        20,
+    )
+    np.testing.assert_allclose(block(Z), Z.astype(np.float64) @ X.T, rtol=1e-5)
+    assert max(seen) < 100
+
+
+def test_a_model_in_float32_counts_the_landmarks_that_products_need_in_float64(rng):
+    heads, X = {}, rng.normal(size=(20, 3))
+    copies = [Model(k.Linear() * G(1.0), X.astype(dtype), heads).landmark_copies for dtype in ("float64", "float32")]
+    assert copies == [1, 1 + 2 * 2]
+    assert Model(G(1.0), X.astype("float32"), heads).landmark_copies == 1
 
 
 def test_the_memory_of_a_task_counts_the_float64_values_of_products():

@@ -65,11 +65,15 @@ class Evaluator(Protocol):
 
 def recompute_rows_in_float64(block: Array, Z: Rows, numbers: npt.NDArray[np.intp], evaluate: PreparedBlock) -> None:
     """Overwrite some rows of a block, given by number, with what a function returns for these rows Z in float64."""
-    step = max(_LEAST_FLOAT64_ROWS, _FLOAT64_VALUES_AT_ONCE // block.shape[1])
-    for part in row_slices(len(numbers), step):
+    for part in row_slices(len(numbers), _choose_float64_rows(block.shape[1])):
         rows = numbers[part]
         with float64_blocks.borrow(len(rows), block.shape[1], np.dtype(np.float64)) as wide:
             block[rows] = evaluate(as_float64(Z[rows]), wide)
+
+
+def _choose_float64_rows(m: int) -> int:
+    """Return how many rows of m values are computed in float64 at a time."""
+    return max(_LEAST_FLOAT64_ROWS, _FLOAT64_VALUES_AT_ONCE // m)
 
 
 def find_pairs(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -96,12 +100,14 @@ def set_subnormals_to_0(values: Array) -> None:
             part *= np.abs(part) >= tiny
 
 
-def make_float64_evaluator(evaluate: PreparedBlock, m: int) -> Evaluator:
-    """Return a function from any rows to the float32 block (n, m) of one that computes in float64, in parts."""
+def make_float64_evaluator(evaluate: PreparedBlock, m: int, *, in_parts: bool = True) -> Evaluator:
+    """Return a function from any rows to the float32 block (n, m) of one that computes in float64, in parts or not."""
 
     def block(Z: Rows, out: Array | None = None, /) -> Array:
         values: Array = np.empty((Z.shape[0], m), np.float32) if out is None else out
-        recompute_rows_in_float64(values, Z, np.arange(Z.shape[0]), evaluate)
+        for rows in row_slices(Z.shape[0], _choose_float64_rows(m) if in_parts else max(1, Z.shape[0])):
+            with float64_blocks.borrow(len(values[rows]), m, np.dtype(np.float64)) as wide:
+                values[rows] = evaluate(as_float64(Z[rows]), wide)
         return values
 
     return block
@@ -139,12 +145,16 @@ def make_mixed_precision_evaluator(
     in_float64 = cache(prepare_in_float64)
 
     def block(Z: Rows, out: Array | None = None, /) -> Array:
-        inexact = np.flatnonzero(~fits_float32(Z))
+        fits = fits_float32(Z)
+        inexact = np.flatnonzero(~fits)
+        if not len(inexact):
+            return in_float32(Z, out)
         if len(inexact) == Z.shape[0]:
             return make_float64_evaluator(in_float64(), m)(Z, out)
-        values = in_float32(Z, out)
-        if len(inexact):
-            recompute_rows_in_float64(values, Z, inexact, in_float64())
+        # The place of a row that does not fit is taken by one that does, so that nothing overflows.
+        rows = np.where(fits, np.arange(len(fits)), fits.argmax())
+        values = in_float32(Z[rows], out)
+        recompute_rows_in_float64(values, Z, inexact, in_float64())
         return values
 
     return block

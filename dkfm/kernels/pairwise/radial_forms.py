@@ -55,6 +55,8 @@ class RadialForm:
 
 def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> RadialForm:
     """Return the form of kernels combined by an elementwise operation; its scale is the least of theirs."""
+    if len(forms) == 1:
+        return forms[0]
     if operation is np.multiply:  # the errors of factors add up
         forms = [form.limit_error_share(1 / len(forms)) for form in forms]
     scale = min(form.scale for form in forms)
