@@ -292,4 +292,4 @@ def test_a_script_prints_lines_only_if_it_configures_logging(configured, tmp_pat
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert set(done.stderr.split()) == ({"fit", "gram", "root", "score"} if configured else set())
+    assert set(done.stderr.split()) == ({"certificate", "fit", "gram", "root", "score"} if configured else set())

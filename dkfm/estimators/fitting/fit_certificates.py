@@ -1,6 +1,7 @@
 """Certify what a fit has found, on its training rows, and warn if it is less exact than its bound or is expected."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,10 +134,21 @@ def certify_components(
         products = partial(_sum_score_products_on_cluster, client, model, workspace)
         measured = components.certify_components(prepare_scorer(model), eigenvalues, tiles, weights, products)
     else:
-        with choose_scoring_threads(prepare_scorer(model), "scores", len(weights)) as scorer:
+        with open_certificate_scorer(model, "scores", len(weights)) as scorer:
             measured = components.certify_components(scorer, eigenvalues, tiles, weights)
     warn_of_rounding(measured, model, limits=COMPONENT_LIMITS)
     return measured
+
+
+@contextmanager
+def open_certificate_scorer(model: Model, output: str, n: int) -> Iterator[Scorer]:
+    """Log that n training rows are scored, and yield a scorer on as many threads as pay."""
+    with choose_scoring_threads(prepare_scorer(model), output, n) as scorer:
+        d, width = estimate_float64s_per_row(model.landmarks), model.head(output).n_columns
+        seconds = n * model.predict_row_seconds(d, width) / scorer.threads
+        text = f"scores of {n:,} training rows from {model.landmarks.shape[0]:,} landmarks in this process"
+        log_stage("certificate", text, seconds=seconds, rows=n)
+        yield scorer
 
 
 def _sum_score_products_on_cluster(

@@ -14,12 +14,11 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
+from dkfm.estimators.fitting.fit_certificates import open_certificate_scorer, warn_of_rounding
 from dkfm.estimators.fitting.solver_choice import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution import progress
-from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
 from dkfm.gram.linear_systems.solver import SystemSolver
@@ -290,7 +289,7 @@ def _certify_and_collect_fitted(
     }
     if solution.left_out is not None:
         fitted["loo_predictions"] = solution.left_out * scale
-    with choose_scoring_threads(prepare_scorer(model), stored.output_head_name, len(solution.fitted_values)) as scorer:
+    with open_certificate_scorer(model, stored.output_head_name, len(solution.fitted_values)) as scorer:
         measured = stored.certify(scorer, landmarks, fitted)
     warn_of_rounding(measured, model, _REMEDY)
     return {**fitted, "certificate": measured}
