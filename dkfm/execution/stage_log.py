@@ -12,6 +12,10 @@ from dkfm.core.terminal_output import escape_control_characters
 from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.executors import Executor
 from dkfm.files.fsspec_errors import strip_credentials
+from dkfm.kernels.base import Kernel
+
+_LONG_SECONDS = 1.0
+"""Predicted seconds from which on it is said that an extra would save some."""
 
 LOGGER = logging.getLogger("dkfm")
 LOGGER.addHandler(logging.NullHandler())
@@ -34,6 +38,12 @@ def log_stage(stage: str, text: str, *, seconds: float | None = None, **fields: 
     if seconds is not None:
         text, fields = f"{text}, about {format_seconds(seconds)}", {**fields, "seconds": round(seconds, 3)}
     _log(logging.INFO, stage, text, fields)
+
+
+def log_missing_extra(kernel: Kernel, seconds: float) -> None:
+    """Log that the extra "fast" would help, if values of the kernel take seconds and it is not installed."""
+    if seconds >= _LONG_SECONDS and kernel.lacks_extra_fast():
+        log_stage("kernel", f"pip install 'dkfm[fast]' makes values of {kernel!r} two to five times faster")
 
 
 def log_detail(stage: str, text: str, **fields: float | str) -> None:

@@ -3,7 +3,7 @@
 from dkfm.core import budget
 from dkfm.core.rows import Rows
 from dkfm.execution.executors import Executor
-from dkfm.execution.stage_log import describe_place, log_stage
+from dkfm.execution.stage_log import describe_place, log_missing_extra, log_stage
 from dkfm.kernels.base import Kernel
 from dkfm.sources.base import Source
 
@@ -39,3 +39,4 @@ def log_gram(
     extra = kernel.estimate_extra_value_seconds(d)
     seconds = budget.gram_seconds(n, d, threads, stored_tile_rows, extra)
     log_stage("gram", text, seconds=seconds, rows=n, columns=d, tiles=tiles, threads=threads)
+    log_missing_extra(kernel, seconds)

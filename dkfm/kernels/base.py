@@ -7,10 +7,9 @@ overwrite: float32 if both sets of rows are float32, else float64.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
-from itertools import chain
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -170,13 +169,19 @@ class Kernel(ABC):
     def estimate_extra_value_seconds(self, d: int) -> float:
         """Estimate the seconds of one thread for a value of rows with d columns, beside a matrix product and an exp.
 
-        They decide how many rows a task scores, and what plans and logs predict. By default they are those of the
-        kernels that are fields, or parts of fields that are tuples.
+        They decide how many rows a task scores, and what plans and logs predict. By default they are those of
+        `iter_parts`.
         """
-        fields = chain.from_iterable(
-            v if isinstance(v, tuple) else (v,) for v in getattr(self, "__dict__", {}).values()
-        )
-        return sum((k.estimate_extra_value_seconds(d) for k in fields if isinstance(k, Kernel)), start=0.0)
+        return sum((part.estimate_extra_value_seconds(d) for part in self.iter_parts()), start=0.0)
+
+    def lacks_extra_fast(self) -> bool:
+        """Return whether values would take less time with the extra "fast", which is not installed."""
+        return any(part.lacks_extra_fast() for part in self.iter_parts())
+
+    def iter_parts(self) -> Iterator[Kernel]:
+        """Yield the kernels that are fields, or parts of fields that are tuples."""
+        for value in getattr(self, "__dict__", {}).values():
+            yield from (k for k in (value if isinstance(value, tuple) else (value,)) if isinstance(k, Kernel))
 
     def diagonal(self, X: Array) -> Array:
         """Return k(x, x) of each checked row, (n,); the default computes small blocks."""

@@ -24,6 +24,10 @@ class _HistogramKernel(PreparedKernel):
         """Estimate the seconds of the sum over the columns."""
         return columnwise_sums.estimate_column_seconds(self._sum_name) * d
 
+    def lacks_extra_fast(self) -> bool:
+        """Return whether the sum over the columns is not compiled."""
+        return columnwise_sums.lacks_numba()
+
     def _require_non_negative(self, rows: Array) -> Array:
         """Return the rows; raise an InvalidInputError if they hold a negative number."""
         if rows.min() < 0:

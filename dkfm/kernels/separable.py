@@ -72,6 +72,10 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
         """Estimate the seconds of the sum over the columns."""
         return columnwise_sums.estimate_column_seconds("absolute") * d
 
+    def lacks_extra_fast(self) -> bool:
+        """Return whether the sum over the columns is not compiled."""
+        return columnwise_sums.lacks_numba()
+
     def diagonal(self, X: Array) -> Array:
         """Return ones."""
         return np.ones(len(X))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from dkfm.core import budget
 from dkfm.errors import ClusterError, PartialOutputError
-from dkfm.execution.stage_log import describe_place, log_stage
+from dkfm.execution.stage_log import describe_place, log_missing_extra, log_stage
 from dkfm.scoring.job_setup import ScoringJob
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import ChunkReceipt
@@ -148,3 +148,4 @@ def log_scoring_start(job: ScoringJob, output: Output, chunks: int) -> None:
         threads=plan.threads,
         path=str(output.root),
     )
+    log_missing_extra(job.loaded_model.model.kernel, plan.seconds)

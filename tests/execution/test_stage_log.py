@@ -16,6 +16,7 @@ from dkfm import kernels
 from dkfm.estimators.fitting import eigenproblem_setup
 from dkfm.execution import progress, stage_log, task_runner
 from dkfm.execution.executors import open_executor
+from dkfm.kernels.pairwise import columnwise_sums
 
 K = kernels.Gaussian(1.0)
 SCHEMES = ["s3", "gs", "az", "https"]
@@ -293,3 +294,18 @@ def test_a_script_prints_lines_only_if_it_configures_logging(configured, tmp_pat
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert set(done.stderr.split()) == ({"certificate", "fit", "gram", "root", "score"} if configured else set())
+
+
+@pytest.mark.parametrize("has_numba", [True, False])
+@pytest.mark.parametrize("kernel", [kernels.Laplacian(2.0), 0.5 * kernels.JensenShannon() + K, K], ids=repr)
+def test_a_fit_and_a_job_that_the_extra_fast_would_help_say_so(kernel, has_numba, records, tmp_path, rng, monkeypatch):
+    monkeypatch.setattr(columnwise_sums, "_has_numba", lambda: has_numba)
+    X = rng.dirichlet(np.ones(4), size=60)
+    dkfm.KernelPCA(2, kernel=kernel).fit(X).save(tmp_path / "model")
+    assert records("kernel") == []  # it takes no second
+    monkeypatch.setattr(stage_log, "_LONG_SECONDS", 0.0)
+    dkfm.KernelPCA(2, kernel=kernel).fit(X)
+    dkfm.batch_score(tmp_path / "model", X, tmp_path / "scores.zarr", progress=False)
+    told = [record.getMessage() for record in records("kernel")]
+    assert len(told) == (0 if has_numba or kernel == K else 2)
+    assert all("pip install 'dkfm[fast]'" in line for line in told)

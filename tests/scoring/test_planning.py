@@ -161,7 +161,7 @@ def test_tasks_of_a_kernel_whose_values_take_long_score_fewer_rows(rng):
         plans.append(planning.plan_with_model_in_memory(model, ["scores"], open_source(Z)))
     simple, slow, of_both = plans
     assert slow.row_seconds > 20 * simple.row_seconds
-    assert slow.row_seconds == of_both.row_seconds
+    assert slow.row_seconds < of_both.row_seconds < 1.1 * slow.row_seconds
     assert slow.chunk_rows < simple.chunk_rows
     of_two_columns = kernels.JensenShannon().on([3, 7])
     assert of_two_columns.estimate_extra_value_seconds(50) == kernels.JensenShannon().estimate_extra_value_seconds(2)

@@ -28,7 +28,12 @@ _COLUMN_SECONDS = {
 
 def estimate_column_seconds(name: str) -> float:
     """Estimate the seconds of one thread for a term of a sum, "absolute", "minimum", "chi_squared" or "mixture"."""
-    return _COLUMN_SECONDS[name][not _has_numba()]
+    return _COLUMN_SECONDS[name][lacks_numba()]
+
+
+def lacks_numba() -> bool:
+    """Return whether sums are not compiled, because numba, of the extra "fast", is not installed."""
+    return not _has_numba()
 
 
 def set_compile_cache(folder: Path) -> None:
