@@ -352,7 +352,8 @@ def info(path: str, as_json: bool) -> None:
         print_result(json.dumps(facts))
         return
     width = max(len(key) for key in facts)
-    print_result(*(f"{key:<{width}}  {value}" for key, value in facts.items()))
+    texts = {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in facts.items()}
+    print_result(*(f"{key:<{width}}  {text}" for key, text in texts.items()))
 
 
 for _command in (demo_bench_compare.demo, demo_bench_compare.bench, demo_bench_compare.compare):

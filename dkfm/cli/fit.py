@@ -115,7 +115,9 @@ class FitOptions:
                 belongs = " and ".join(f"--method {method}" for method in methods)
                 raise click.UsageError(f"{_name_option(next(iter(wrong)))} belongs to {belongs}.")
         if (self.kernel is None) == (self.map_path is None):
-            raise click.UsageError("dkfm fit takes --kernel, or --map of a pca, fisher or ridge; one of them.")
+            raise click.UsageError(
+                "dkfm fit takes --kernel, as --kernel gaussian, or --map of a pca, fisher or ridge; one of them."
+            )
         if self.map_path is not None and (wrong := self.select_given(_MAP_OPTIONS)):
             raise click.UsageError(f"{_name_option(next(iter(wrong)))} does not go with --map.")
         if self.method == "fisher" and len(self.select_given(_LABEL_OPTIONS)) != 1:

@@ -27,7 +27,9 @@ def iter_output_verification(
     result = verify_scores(path, against, sample=sample, model=model, trusted=trusted, progress=progress)
     yield f"{path}: {result.rows:,} rows, every chunk as it was written"
     if against is not None:
-        difference = f"{result.sampled:,} rows scored anew by the formula differ by at most {result.worst:.1g}"
+        difference = (
+            f"{result.sampled:,} rows scored anew by the formula agree: they differ by at most {result.worst:.1g}"
+        )
         yield f"{path}: {difference} of what rounding allows"
 
 

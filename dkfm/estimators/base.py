@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm.core.frames import column_names, require_same_names, require_unique_names
 from dkfm.core.rows import Array
-from dkfm.errors import InvalidInputError, extract_reason
+from dkfm.errors import InvalidInputError, extract_reason, shorten
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.mixins.scoring import ScoringMixin
 from dkfm.estimators.mixins.transformer import ModelTransformerMixin
@@ -93,7 +93,7 @@ class KernelEstimator(ScoringMixin):
     def _log_fit(self, data: TrainingData) -> None:
         """Log the size of a fit that starts."""
         n, name = data.indexable_rows.shape[0], type(self).__name__
-        log_stage("fit", f"{name} of {n:,} rows with {data.kernel!r:.100}", rows=n, estimator=name)
+        log_stage("fit", f"{name} of {n:,} rows with {shorten(repr(data.kernel))}", rows=n, estimator=name)
 
     def _set_fitted(
         self, X: object, model: Model, fitted: Mapping[str, object], resolved_params: Mapping[str, object] | None = None

@@ -70,6 +70,8 @@ def test_features_on_landmarks_in_float32_are_fitted_and_described(run):
     facts = json.loads(run("info some --json").stdout)
     assert facts["rank"] == facts["landmarks"] == phi.rank_
     assert set(facts["certificates"]) == {"certificate", "training_certificate"}
+    (kernel,) = (line for line in run("info some").stdout.splitlines() if line.startswith("kernel "))
+    assert json.loads(kernel.removeprefix("kernel ")) == facts["kernel"]  # as --kernel takes it
     assert run("score some test.npy s.zarr").exit_code == 0
     assert dkfm.open_scores("s.zarr").dtype == np.float32
     assert run("fit train.npy other --method features --kernel linear --landmarks uniform").exit_code == 1

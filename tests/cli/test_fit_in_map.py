@@ -96,8 +96,8 @@ def test_labels_of_a_table_are_no_features_of_the_plan_nor_of_the_fit(data):
 @pytest.mark.parametrize(
     ("line", "exit_code", "sentence"),
     [
-        ("x.npy m --method pca", 2, "takes --kernel, or --map"),
-        ("x.npy m --map map --kernel rbf", 2, "takes --kernel, or --map"),
+        ("x.npy m --method pca", 2, "takes --kernel, as --kernel gaussian, or --map"),
+        ("x.npy m --map map --kernel rbf", 2, "takes --kernel, as --kernel gaussian, or --map"),
         ("x.npy m --map map --param sigma=1", 2, "--param does not go with --map"),
         ("x.npy m --map map --standardize", 2, "--standardize does not go with --map"),
         ("x.npy m --map map --method features", 2, "--map belongs to --method pca"),
