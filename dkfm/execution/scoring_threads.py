@@ -1,4 +1,4 @@
-"""Choose how many threads of this process score rows in memory."""
+"""Choose how many threads of this process score rows in memory, or measure a certificate."""
 
 import threading
 from collections.abc import Iterator
@@ -6,11 +6,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dkfm.core import cpus
+from dkfm.core.rows import estimate_float64s_per_row
+from dkfm.execution import stage_log
 from dkfm.execution.blas_threads import single_blas_thread, single_blas_thread_in_worker
 from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
-from dkfm.numerics.scorer import Scorer
+from dkfm.numerics.model import Model
+from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 _MIN_TILES = 2
 """Least number of tiles for each thread. Fewer are scored one after another, with all threads of BLAS."""
@@ -42,3 +45,15 @@ def choose_scoring_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scor
     in_threads = many and may_use_threads(scorer.model.kernel)
     with single_blas_thread() if in_threads or few else single_blas_thread_in_worker():
         yield replace(scorer, threads=cpus.COUNT) if in_threads else scorer
+
+
+@contextmanager
+def open_certificate_scorer(model: Model, output: str, n: int) -> Iterator[Scorer]:
+    """Yield a scorer of n training rows on as many threads as pay, and log what it takes if that is long."""
+    with choose_scoring_threads(prepare_scorer(model), output, n) as scorer:
+        d, width = estimate_float64s_per_row(model.landmarks), model.head(output).n_columns
+        seconds = n * model.predict_row_seconds(d, width) / scorer.threads
+        if seconds >= stage_log.LONG_SECONDS:
+            text = f"kernel values of {n:,} training rows and {model.landmarks.shape[0]:,} landmarks, in this process"
+            stage_log.log_stage("certificate", text, seconds=seconds, rows=n)
+        yield scorer

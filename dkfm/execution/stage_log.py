@@ -14,8 +14,8 @@ from dkfm.execution.executors import Executor
 from dkfm.files.fsspec_errors import strip_credentials
 from dkfm.kernels.base import Kernel
 
-_LONG_SECONDS = 1.0
-"""Predicted seconds from which on it is said that an extra would save some."""
+LONG_SECONDS = 1.0
+"""Predicted seconds from which on a certificate is logged, and an extra that would save time."""
 
 LOGGER = logging.getLogger("dkfm")
 LOGGER.addHandler(logging.NullHandler())
@@ -42,7 +42,7 @@ def log_stage(stage: str, text: str, *, seconds: float | None = None, **fields: 
 
 def log_missing_extra(kernel: Kernel, seconds: float) -> None:
     """Log that the extra "fast" would help, if values of the kernel take seconds and it is not installed."""
-    if seconds >= _LONG_SECONDS and kernel.lacks_extra_fast():
+    if seconds >= LONG_SECONDS and kernel.lacks_extra_fast():
         log_stage("kernel", f"pip install 'dkfm[fast]' makes values of {kernel!r} two to five times faster")
 
 

@@ -74,7 +74,7 @@ def test_verbose_and_quiet_exclude_each_other(run):
 @pytest.mark.parametrize(
     ("line", "stages"),
     [
-        (JOBS[0], {"certificate", "fit", "gram", "root"}),
+        (JOBS[0], {"fit", "gram", "root"}),
         (JOBS[1], {"score"}),
         (JOBS[2], {"verify"}),
         ("compare rows.npy --labels labels.npy --kernel gaussian", {"compare", "fit", "gram", "root"}),

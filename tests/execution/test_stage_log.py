@@ -293,7 +293,7 @@ def test_a_script_prints_lines_only_if_it_configures_logging(configured, tmp_pat
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert set(done.stderr.split()) == ({"certificate", "fit", "gram", "root", "score"} if configured else set())
+    assert set(done.stderr.split()) == ({"fit", "gram", "root", "score"} if configured else set())
 
 
 @pytest.mark.parametrize("has_numba", [True, False])
@@ -303,9 +303,24 @@ def test_a_fit_and_a_job_that_the_extra_fast_would_help_say_so(kernel, has_numba
     X = rng.dirichlet(np.ones(4), size=60)
     dkfm.KernelPCA(2, kernel=kernel).fit(X).save(tmp_path / "model")
     assert records("kernel") == []  # it takes no second
-    monkeypatch.setattr(stage_log, "_LONG_SECONDS", 0.0)
+    monkeypatch.setattr(stage_log, "LONG_SECONDS", 0.0)
     dkfm.KernelPCA(2, kernel=kernel).fit(X)
     dkfm.batch_score(tmp_path / "model", X, tmp_path / "scores.zarr", progress=False)
     told = [record.getMessage() for record in records("kernel")]
     assert len(told) == (0 if has_numba or kernel == K else 2)
     assert all("pip install 'dkfm[fast]'" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    "estimator", [dkfm.KernelPCA(2, kernel=K), dkfm.KernelRidge(kernel=K), dkfm.KernelFisher(kernel=K)], ids=repr
+)
+def test_a_certificate_that_takes_long_is_logged_at_the_fit_and_when_it_is_verified(
+    estimator, records, rng, monkeypatch
+):
+    X = rng.normal(size=(40, 3))
+    estimator.fit(X, np.arange(40) % 2).verify()
+    assert records("certificate") == []
+    monkeypatch.setattr(stage_log, "LONG_SECONDS", 0.0)
+    estimator.fit(X, np.arange(40) % 2)
+    estimator.verify()
+    assert [record.fields["rows"] for record in records("certificate")] == [40, 40]

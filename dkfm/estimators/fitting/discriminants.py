@@ -12,7 +12,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.fit_certificates import open_certificate_scorer, warn_of_rounding
+from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.pca import compute_landmark_moments
 from dkfm.estimators.fitting.solver_choice import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
@@ -20,6 +20,7 @@ from dkfm.estimators.stored.discriminants import certify_discriminants
 from dkfm.execution import memory, progress
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
+from dkfm.execution.scoring_threads import open_certificate_scorer
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
 from dkfm.gram.linear_systems.solver import SystemSolver

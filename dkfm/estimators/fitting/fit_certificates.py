@@ -1,7 +1,6 @@
 """Certify what a fit has found, on its training rows, and warn if it is less exact than its bound or is expected."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
-from dkfm.execution.scoring_threads import choose_scoring_threads
+from dkfm.execution.scoring_threads import open_certificate_scorer
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
@@ -138,17 +137,6 @@ def certify_components(
             measured = components.certify_components(scorer, eigenvalues, tiles, weights)
     warn_of_rounding(measured, model, limits=COMPONENT_LIMITS)
     return measured
-
-
-@contextmanager
-def open_certificate_scorer(model: Model, output: str, n: int) -> Iterator[Scorer]:
-    """Log that n training rows are scored, and yield a scorer on as many threads as pay."""
-    with choose_scoring_threads(prepare_scorer(model), output, n) as scorer:
-        d, width = estimate_float64s_per_row(model.landmarks), model.head(output).n_columns
-        seconds = n * model.predict_row_seconds(d, width) / scorer.threads
-        text = f"scores of {n:,} training rows from {model.landmarks.shape[0]:,} landmarks in this process"
-        log_stage("certificate", text, seconds=seconds, rows=n)
-        yield scorer
 
 
 def _sum_score_products_on_cluster(

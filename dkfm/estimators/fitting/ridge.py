@@ -14,11 +14,12 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.fit_certificates import open_certificate_scorer, warn_of_rounding
+from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.solver_choice import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution import progress
+from dkfm.execution.scoring_threads import open_certificate_scorer
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
 from dkfm.gram.linear_systems.solver import SystemSolver

@@ -9,11 +9,12 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
+from dkfm.execution.scoring_threads import open_certificate_scorer
 from dkfm.gram.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
 from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.model import Model
-from dkfm.numerics.scorer import Scorer, prepare_scorer
+from dkfm.numerics.scorer import Scorer
 from dkfm.storage.model_store import Record
 
 
@@ -107,7 +108,7 @@ class StoredEstimator(ABC):
             The certificate is more than ten times worse than at the fit; or the error on new points is larger than the
             rank of the map, or their residuals, explain.
         """
-        model, scorer = self.model, prepare_scorer(self.model)
+        model, n = self.model, self.model.landmarks.shape[0]
         if model.kernel.is_precomputed and X is None:
             raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
         if model.kernel.is_precomputed:
@@ -115,11 +116,12 @@ class StoredEstimator(ABC):
             landmarks = as_training_data(model.kernel, X).subset(indices)
         else:
             landmarks = TrainingRows(model.kernel, model.original_landmarks, 0)
-        measured = self._certify(scorer, landmarks)
-        measured.require_not_worse_than(cast("Certificate", self.values["certificate"]))
-        if X is None or model.kernel.is_precomputed:
-            return Verification(measured)
-        return self._verify_points(scorer, measured, (check_points or self.check_points)(compute_lazy_frame(X)))
+        with open_certificate_scorer(model, self.output_head_name, n) as scorer:
+            measured = self._certify(scorer, landmarks)
+            measured.require_not_worse_than(cast("Certificate", self.values["certificate"]))
+            if X is None or model.kernel.is_precomputed:
+                return Verification(measured)
+            return self._verify_points(scorer, measured, (check_points or self.check_points)(compute_lazy_frame(X)))
 
     @abstractmethod
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
