@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dkfm.errors import InvalidInputError, extract_reason
+from dkfm.errors import InvalidInputError, extract_reason, shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,11 +99,17 @@ def parse_kernel(spec: str, parameters: tuple[str, ...] = ()) -> "Kernel":
         try:
             stored = json.loads(spec)
         except (ValueError, RecursionError) as error:
-            raise click.UsageError(f"{spec!r:.50} is no kernel in JSON: {error}.") from None
+            raise click.UsageError(f"{shorten(repr(spec), 50)} is no kernel in JSON: {error}.") from None
+        if "name" not in stored and isinstance(stored.get("kernel"), dict):
+            raise click.UsageError('A kernel in JSON has a "name"; of what dkfm info prints, give the part "kernel".')
         return serialization.from_config(serialization.fill_in_median_widths(stored))
     if is_path:
         allow_user_imports(spec)
         return serialization.import_kernel(spec)
+    if "(" in name:
+        raise click.UsageError(
+            f"--kernel takes a name, as gaussian:sigma=3, or JSON, and not {shorten(repr(spec), 50)}."
+        )
     inline = tuple(re.split(r",(?=\s*\w+=)", rest)) if rest else ()
     return kernel_specs.from_name(name, parse_parameters((*inline, *parameters)))
 

@@ -84,6 +84,7 @@ class ElementwiseKernel(Wrapper):
         return self._prepare_in_one_precision(landmarks)
 
     def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
+        """Prepare the inner kernel for float32 rows; overridden where some of these need float64."""
         return self._prepare_in_one_precision(landmarks)
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
@@ -225,6 +226,7 @@ class _Reduction(PreparedKernel):
         return self._prepare_in_one_precision(landmarks)
 
     def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
+        """Prepare each part for float32 rows; overridden where some of these need float64."""
         return self._prepare_in_one_precision(landmarks)
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:

@@ -67,13 +67,13 @@ def register_operator_class(cls: _KernelType) -> _KernelType:
 class Kernel(ABC):
     """Kernel function ``k(x, y)``, an immutable value that is compared, hashed, pickled and printed by its parameters.
 
-    A subclass is a frozen dataclass with one required method, `block`. It may override five more: `prepare` (does the
+    A subclass is a frozen dataclass with one required method, `block`. It may override six more: `prepare` (does the
     work that blocks with the same landmarks share), `resolve` (takes parameters from the training rows), `diagonal` (if
     a formula is cheaper than small blocks), `radial_form` (a function of the squared distance alone, so that sums and
-    products compute their distances once) and `estimate_extra_value_seconds` (if values take long). Attributes state
-    its mathematical properties (`definiteness`, `translation_invariant`), what its methods support
-    (`supports_float32`, `supports_sparse`, `supports_out`), and the memory that they take (`peak_blocks`,
-    `landmark_copies`).
+    products compute their distances once), `estimate_extra_value_seconds` (if values take long) and `lacks_extra_fast`
+    (if sums over columns are compiled with the extra). Attributes state its mathematical properties (`definiteness`,
+    `translation_invariant`), what its methods support (`supports_float32`, `supports_sparse`, `supports_out`), and the
+    memory that they take (`peak_blocks`, `landmark_copies`).
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
     ``k.on(columns)`` are kernels again.

@@ -121,5 +121,8 @@ def test_combinations_are_json_on_the_command_line(fit):
     kernel = 0.5 * kernels.Gaussian(2.0) + kernels.Linear() ** 2
     assert fit(json.dumps(serialization.to_config(kernel)))[1] == kernel
     assert "is no kernel in JSON" in fit("{name: gaussian}", ok=False)[0].stderr
+    whole = '{"kind": "model", "kernel": {"name": "linear"}}'
+    assert 'give the part "kernel"' in fit(whole, ok=False)[0].stderr
+    assert "a name, as gaussian:sigma=3, or JSON" in fit("Gaussian(sigma=2.0) + Linear()", ok=False)[0].stderr
     assert "--param belongs to the name of a kernel" in fit('{"name": "linear"}', "sigma=2", ok=False)[0].stderr
     assert "--param belongs to the name of a kernel" in fit("module:function", "sigma=2", ok=False)[0].stderr

@@ -129,7 +129,9 @@ class StoredEstimator(ABC):
 
     def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         """Measure the error of the model on new points Z."""
-        raise InvalidInputError(f"A {self.estimator} is measured on its training rows alone; give no other points.")
+        raise InvalidInputError(
+            f"A {self.estimator} is measured on its training rows alone; give no other points, or verify their scores."
+        )
 
     def check_points(self, X: object) -> Rows:
         """Return rows in memory as float64; raise unless they have as many columns as the fit."""
