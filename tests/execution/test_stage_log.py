@@ -299,6 +299,8 @@ def test_a_script_prints_lines_only_if_it_configures_logging(configured, tmp_pat
 @pytest.mark.parametrize("has_numba", [True, False])
 @pytest.mark.parametrize("kernel", [kernels.Laplacian(2.0), 0.5 * kernels.JensenShannon() + K, K], ids=repr)
 def test_a_fit_and_a_job_that_the_extra_fast_would_help_say_so(kernel, has_numba, records, tmp_path, rng, monkeypatch):
+    if has_numba:
+        pytest.importorskip("numba")
     monkeypatch.setattr(columnwise_sums, "_has_numba", lambda: has_numba)
     X = rng.dirichlet(np.ones(4), size=60)
     dkfm.KernelPCA(2, kernel=kernel).fit(X).save(tmp_path / "model")
