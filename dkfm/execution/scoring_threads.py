@@ -43,7 +43,8 @@ def choose_scoring_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scor
     many = scorer.count_tiles(output, n) >= _MIN_TILES * cpus.COUNT
     few = scorer.count_multiplications(output, n) <= _MAX_SINGLE_THREAD_MULTIPLICATIONS
     in_threads = many and may_use_threads(scorer.model.kernel)
-    with single_blas_thread() if in_threads or few else single_blas_thread_in_worker():
+    limit = single_blas_thread(uses_scipy=in_threads) if in_threads or few else single_blas_thread_in_worker()
+    with limit:
         yield replace(scorer, threads=cpus.COUNT) if in_threads else scorer
 
 
