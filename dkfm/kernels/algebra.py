@@ -24,6 +24,24 @@ from dkfm.kernels.pairwise.radial_forms import RadialForm, combine_radial_forms
 from dkfm.kernels.parameters import coerce_to_non_negative_float, require_kernels
 
 
+class TwoPrecisionKernel(PreparedKernel):
+    """Base class of kernels of other kernels, some of whose float32 rows may be computed in float64."""
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Prepare landmarks in their precision, or float32 ones in both."""
+        if landmarks.dtype == np.float32:
+            return self._prepare_float32_rows(landmarks)
+        return self._prepare_in_one_precision(landmarks)
+
+    @abstractmethod
+    def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
+        """Prepare landmarks in their precision."""
+
+    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
+        """Prepare float32 landmarks; overridden where some rows need float64."""
+        return self._prepare_in_one_precision(landmarks)
+
+
 class Wrapper(PreparedKernel):
     """Base class of kernels made of one other kernel, whose properties they have unless they override them."""
 
@@ -70,22 +88,12 @@ class Wrapper(PreparedKernel):
         return self.kernel.landmark_copies
 
 
-class ElementwiseKernel(Wrapper):
+class ElementwiseKernel(TwoPrecisionKernel, Wrapper):
     """Base class of elementwise functions of a kernel's values, computed in place."""
 
     @abstractmethod
     def _map_values(self, values: Array) -> Array:
         """Return the function of kernel values, which may be overwritten."""
-
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the inner kernel."""
-        if landmarks.dtype == np.float32:
-            return self._prepare_float32_rows(landmarks)
-        return self._prepare_in_one_precision(landmarks)
-
-    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
-        """Prepare the inner kernel for float32 rows; overridden where some of these need float64."""
-        return self._prepare_in_one_precision(landmarks)
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
         prepared = self.kernel.make_evaluator(landmarks)
@@ -167,7 +175,7 @@ class Constant(Kernel):
         return np.full(X.shape[0], self.value)
 
 
-class _Reduction(PreparedKernel):
+class _Reduction(TwoPrecisionKernel):
     """Base class of kernels combined by one elementwise operation; nested ones are flattened to one level."""
 
     _operation: ClassVar[np.ufunc]
@@ -219,17 +227,8 @@ class _Reduction(PreparedKernel):
         forms = [k.get_valid_radial_form(d) for k in self.parts]
         return None if None in forms else combine_radial_forms(self._operation, [form for form in forms if form])
 
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare each part; those that are functions of the distance come first, and share its computation."""
-        if landmarks.dtype == np.float32:
-            return self._prepare_float32_rows(landmarks)
-        return self._prepare_in_one_precision(landmarks)
-
-    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
-        """Prepare each part for float32 rows; overridden where some of these need float64."""
-        return self._prepare_in_one_precision(landmarks)
-
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
+        """Prepare each part; those that are functions of the distance come first, and share its computation."""
         forms, others = self._split_radial_parts(landmarks)
         form = combine_radial_forms(self._operation, list(forms.values())) if forms else None
         return self._prepare_parts(landmarks, form, others)

@@ -16,6 +16,7 @@ from dkfm.kernels.algebra import (
     Product,
     Scaled,
     Sum,
+    TwoPrecisionKernel,
     Wrapper,
     parenthesize,
 )
@@ -66,23 +67,20 @@ def prepare_in_both_precisions(
     prepare: Callable[[Rows], Evaluator],
     fits_float32: Callable[[Array, float], npt.NDArray[np.bool_]] | None = None,
 ) -> Evaluator:
-    """Return a function that computes rows in float32 if that holds the values of the inner kernel, else in float64.
+    """Return a function that computes float32 rows so if that holds the values of the inner kernel, else in float64.
 
     Parameters
     ----------
     kernel : Wrapper
         The kernel.
     landmarks : ndarray or csr_array of shape (m, d)
-        The landmarks; float64 ones are prepared in float64 alone.
+        The landmarks, in float32.
     prepare : callable
         Prepares landmarks of either precision.
     fits_float32 : callable, optional
         Function from the inner k(x, x) of rows, (n,), and the largest one of the landmarks, to a mask of those rows for
         which float32 suffices besides.
     """
-    block = prepare(landmarks)
-    if landmarks.dtype == np.float64:
-        return block
     diagonal = kernel.kernel.evaluate_diagonal(as_float64(landmarks))
     holds_landmarks = bool(are_products_in_float32_range(diagonal).all())
 
@@ -91,7 +89,9 @@ def prepare_in_both_precisions(
         in_range = are_products_in_float32_range(own) & holds_landmarks
         return in_range if fits_float32 is None else in_range & fits_float32(own, float(diagonal.max()))
 
-    return make_mixed_precision_evaluator(block, lambda: prepare(as_float64(landmarks)), fits, landmarks.shape[0])
+    return make_mixed_precision_evaluator(
+        prepare(landmarks), lambda: prepare(as_float64(landmarks)), fits, landmarks.shape[0]
+    )
 
 
 @register_operator_class
@@ -223,7 +223,7 @@ class Exp(MagnifyingKernel):
 
 
 @dataclass(frozen=True)
-class Normalized(Wrapper):
+class Normalized(TwoPrecisionKernel, Wrapper):
     """The normalized kernel, ``k(x, y) / sqrt(k(x, x) k(y, y))``, with 0/0 = 0.
 
     All points other than 0 have length 1 in feature space. Positive semi-definite, as the kernel must be.
@@ -256,11 +256,12 @@ class Normalized(Wrapper):
                 f"{self.kernel!r} is {self.kernel.definiteness}."
             )
 
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the inner kernel, and the inverse lengths of the landmarks."""
+    def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
+        """Prepare in both precisions."""
         return prepare_in_both_precisions(self, landmarks, self._prepare_in_one_precision)
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
+        """Prepare the inner kernel, and the inverse lengths of the landmarks."""
         prepared, right = self.kernel.make_evaluator(landmarks), self._inverse_lengths(landmarks)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:

@@ -286,10 +286,11 @@ class SlowGaussian(kernels.Gaussian):
             dkfm.ExactFeatureMap(GAUSSIAN, landmarks="uniform", n_landmarks=50),
             (50 * 50 / 2 + 50 * 50 + 400 * 50) / cpus.COUNT,
         ),
+        (dkfm.KernelPCA(3, eigen_solver="dense"), 400 * 400 / 2 + 400 * 400 / cpus.COUNT),
         (dkfm.KernelPCA(3, eigen_solver="randomized"), 400 * 400 / cpus.COUNT),
         (dkfm.KernelPCA(3), 400 * 50 / cpus.COUNT),
     ],
-    ids=["columns", "residuals of all rows", "certificate", "a pass through a map"],
+    ids=["columns", "residuals of all rows", "a Gram matrix and a certificate", "certificate", "a pass through a map"],
 )
 def test_plans_count_the_seconds_of_slow_kernels(estimator, values, rng, request):
     X, plans = rng.normal(size=(400, 3)), []

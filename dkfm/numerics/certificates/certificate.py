@@ -71,9 +71,9 @@ class Certificate:
         error, relative, pairs = stored["error"], stored["relative_error"], stored["pairs"]
         counts = [pairs, stored.get("sampled_rows", 1)]
         are_counts = all(type(count) is int for count in counts) and counts[1] > 0
-        are_numbers = isinstance(error, float) and isinstance(relative, float) and are_counts and not isnan(error)
+        are_valid = isinstance(error, float) and isinstance(relative, float) and are_counts and not isnan(error)
         compared = stored.get("compared")
-        if not are_numbers or compared not in (None, *_COMPARED):
+        if not are_valid or compared not in (None, *_COMPARED):
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
         return cls(error, relative, pairs, stored.get("sampled_rows"), compared)
 

@@ -13,6 +13,7 @@ from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
 _COMPARED = "components"
+"""What a certificate of components says that it compares."""
 
 _DROPPED_SHARE = 8 * EPS
 """Share of the squared length of the mean below which a map drops eigenvalues, and their variance with them."""

@@ -14,6 +14,7 @@ from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
 _COMPARED = "discriminants"
+"""What a certificate of discriminants says that it compares."""
 
 
 def certify_discriminants(
