@@ -1,4 +1,7 @@
-"""Run `dkfm fit`: build an estimator from the options, read rows and labels, fit, and save the model."""
+"""Run `dkfm fit`: build an estimator from the options, read rows and labels, fit, and save the model.
+
+Options, kernel, input and output are checked before scikit-learn is imported, which takes seconds.
+"""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,29 +12,17 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from dkfm import estimators
 from dkfm.cli import option_parsing as arguments
+from dkfm.cli import process
 from dkfm.core.frames import format_names
 from dkfm.errors import InvalidInputError
-from dkfm.estimators import (
-    ExactFeatureMap,
-    KernelEstimator,
-    KernelFisher,
-    KernelPCA,
-    KernelRidge,
-    KernelRidgeClassifier,
-    load,
-)
-from dkfm.estimators.fitting import out_of_core_rows
-from dkfm.estimators.kernel_ridge import RidgeEstimator
-from dkfm.estimators.planning.fit_plan import plan_fit
-from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
 from dkfm.files.local import as_local_path
 from dkfm.files.location import locate, require_disjoint, require_not_inside
 from dkfm.gram.fit_checkpoints import keep_states_until_end
-from dkfm.gram.streamed_rows import SourceRows
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.parameters import MEDIAN
@@ -41,6 +32,9 @@ from dkfm.storage import remote_stores
 
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
+    from dkfm.estimators import ExactFeatureMap, KernelEstimator
+    from dkfm.estimators.kernel_ridge import RidgeEstimator
+    from dkfm.estimators.planning.plan_report import FitPlan
 
 _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "build", "random_state"
 """Options of the method features alone."""
@@ -120,6 +114,9 @@ class FitOptions:
             )
         if self.map_path is not None and (wrong := self.select_given(_MAP_OPTIONS)):
             raise click.UsageError(f"{_name_option(next(iter(wrong)))} does not go with --map.")
+        if self.map_path is not None and (self.shrinkage == "auto" or self.alpha == "loo"):
+            chosen = "--shrinkage auto" if self.shrinkage == "auto" else "--alpha loo"
+            raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
         if self.method == "fisher" and len(self.select_given(_LABEL_OPTIONS)) != 1:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
         if self.method == "ridge" and len(self.select_given((*_LABEL_OPTIONS, *_TARGET_OPTIONS))) != 1:
@@ -143,22 +140,32 @@ def _name_option(field: str) -> str:
     return f"--{field.removesuffix('_path').replace('_', '-')}"
 
 
-def make_fit_plan(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
+def make_fit_plan(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> "FitPlan":
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
-    feature_map = None if options.map_path is None else _load_map(options, options.map_path)
-    kernel = _build_kernel(options) if feature_map is None else feature_map.kernel_
-    estimator = _build_estimator(kernel, options)
-    remote_stores.require_writable_location(model, overwrite=options.overwrite)
-    names, ids = arguments.parse_list(options.columns), options.id_column
-    table = open_source(train, columns=names, id_column=ids)
+    kernel = _build_kernel(options) if options.map_path is None else None
+    table, names = _open_table(train, model, options), arguments.parse_list(options.columns)
     _require_labels(table, train, options)
-    if feature_map is None:
+    with process.disable_gc_during_imports():
+        from dkfm.estimators.planning.fit_plan import plan_fit
+
+    feature_map = None
+    if kernel is None:
+        feature_map = _load_map(options, str(options.map_path))
+        kernel = feature_map.kernel_
+    else:
         _log_default_width(kernel, options)
+    estimator = _build_estimator(kernel, options)
     if options.y_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
         names = _list_feature_columns(table, train, options)
     with connection:
-        return plan_fit(estimator, train, columns=names, id_column=ids, feature_map=feature_map)
+        return plan_fit(estimator, train, columns=names, id_column=options.id_column, feature_map=feature_map)
+
+
+def _open_table(train: str, model: str, options: FitOptions) -> Source:
+    """Return the training rows, if a model can be written."""
+    remote_stores.require_writable_location(model, overwrite=options.overwrite)
+    return open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
 
 
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:
@@ -186,7 +193,9 @@ def _log_default_width(kernel: Kernel, options: FitOptions) -> None:
         log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
 
 
-def run_fit(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> KernelEstimator:
+def run_fit(
+    train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]
+) -> "KernelEstimator":
     """Fit an estimator to the rows of a source and save it; the context `connection` is entered for the fit."""
     options.require_consistent()
     if options.map_path is not None:
@@ -197,12 +206,10 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
 
 def _fit_and_save(
     train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]
-) -> KernelEstimator:
+) -> "KernelEstimator":
     """Fit an estimator with a kernel of its own, and save it."""
     kernel = _build_kernel(options)
-    estimator = _build_estimator(kernel, options)
-    remote_stores.require_writable_location(model, overwrite=options.overwrite)
-    table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
+    table = _open_table(train, model, options)
     inputs = [table.location, None if options.y_path is None else Path(options.y_path)]
     require_disjoint(locate(model), "model", inputs)
     _log_default_width(kernel, options)
@@ -212,6 +219,11 @@ def _fit_and_save(
         source, labels = _split_labels(table, train, options)
         if isinstance(source, NamedColumns):
             log_stage("input", f"{format_names(source.columns)} of {source.name}")
+        with process.disable_gc_during_imports():
+            from dkfm.estimators.fitting import out_of_core_rows
+            from dkfm.gram.streamed_rows import SourceRows
+
+            estimator = _build_estimator(kernel, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
             memory.require_factorization_memory(
                 source.shape[0], source.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies
@@ -233,29 +245,31 @@ def _fit_and_save(
 
 def _fit_in_map(
     train: str, model: str, options: FitOptions, map_path: str, connection: AbstractContextManager[object]
-) -> KernelEstimator:
+) -> "KernelEstimator":
     """Fit components, discriminants or a regression in the features of a stored map, to a source, and save them."""
-    feature_map = _load_map(options, map_path)
-    remote_stores.require_writable_location(model, overwrite=options.overwrite)
-    fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
-    columns = arguments.parse_list(options.columns)
-    table = open_source(train, columns=columns, id_column=options.id_column)
+    table = _open_table(train, model, options)
     inputs = [table.location, Path(map_path), None if options.y_path is None else Path(options.y_path)]
     require_disjoint(locate(model), "model", inputs)
     source, labels = _split_labels(table, train, options)
+    with process.disable_gc_during_imports():
+        from dkfm.gram.streamed_rows import SourceRows
+
+        feature_map = _load_map(options, map_path)
+    fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
+    columns = arguments.parse_list(options.columns)
     if columns is None and fitted_columns is not None and isinstance(source, NamedColumns):
         source = open_source(train, columns=fitted_columns, id_column=options.id_column)
     estimator: KernelEstimator
     with change_detection.watch(source) as watch, connection:
         rows, count = SourceRows(source), options.components
         if options.method == "pca":
-            estimator = KernelPCA.from_map(feature_map, count, rows)
+            estimator = estimators.KernelPCA.from_map(feature_map, count, rows)
         elif options.method == "ridge":
             alpha = 1.0 if options.alpha is None else float(options.alpha)
             estimator = _ridge_class(options).from_map(feature_map, labels, rows, alpha=alpha)
         else:
             shrinkage = 1e-3 if options.shrinkage is None else float(options.shrinkage)
-            estimator = KernelFisher.from_map(
+            estimator = estimators.KernelFisher.from_map(
                 feature_map, labels, rows, n_components=cast("int | None", count), shrinkage=shrinkage
             )
         watch.require_same("read", "fit again")
@@ -263,34 +277,31 @@ def _fit_in_map(
     return estimator
 
 
-def _load_map(options: FitOptions, path: str) -> ExactFeatureMap:
+def _load_map(options: FitOptions, path: str) -> "ExactFeatureMap":
     """Read the map of `--map`; refuse options that a fit in its features does not have."""
-    feature_map = load(path)
-    if not isinstance(feature_map, ExactFeatureMap):
+    feature_map = estimators.load(path)
+    if not isinstance(feature_map, estimators.ExactFeatureMap):
         raise InvalidInputError(f"--map takes a feature map, and {path} is a {type(feature_map).__name__}.")
-    if options.shrinkage == "auto" or options.alpha == "loo":
-        chosen = "--shrinkage auto" if options.shrinkage == "auto" else "--alpha loo"
-        raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
     if shared := sorted({*options.y_columns} & {*getattr(feature_map, "feature_names_in_", ())}):
         raise InvalidInputError(f"The column {shared[0]!r} is a feature of the map, so it is no label and no target.")
     return feature_map
 
 
-def _build_estimator(kernel: Kernel, options: FitOptions) -> KernelEstimator:
+def _build_estimator(kernel: Kernel, options: FitOptions) -> "KernelEstimator":
     shared = {name: getattr(options, name) for name in _COMMON_OPTIONS} | options.select_given(("on_indefinite",))
     if options.method == "features":
-        return ExactFeatureMap(kernel).set_params(**options.select_given(_FEATURE_OPTIONS), **shared)
+        return estimators.ExactFeatureMap(kernel).set_params(**options.select_given(_FEATURE_OPTIONS), **shared)
     if options.method == "pca":
-        return KernelPCA(options.components, kernel=kernel).set_params(**shared)
+        return estimators.KernelPCA(options.components, kernel=kernel).set_params(**shared)
     given = options.select_given(("shrinkage", "solver")) | ({} if options.alpha is None else {"alpha": options.alpha})
     if options.method == "ridge":
         return _ridge_class(options)(kernel=kernel).set_params(**given, **shared)
-    return KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**given, **shared)
+    return estimators.KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**given, **shared)
 
 
-def _ridge_class(options: FitOptions) -> type[RidgeEstimator]:
+def _ridge_class(options: FitOptions) -> "type[RidgeEstimator]":
     """Return the class of a regression, or of a classifier if there are labels."""
-    return KernelRidgeClassifier if options.select_given(_LABEL_OPTIONS) else KernelRidge
+    return estimators.KernelRidgeClassifier if options.select_given(_LABEL_OPTIONS) else estimators.KernelRidge
 
 
 def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":

@@ -43,8 +43,13 @@ _IGNORE_SECONDS = 2.0
 _RESOURCE_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC})
 """Error numbers of missing resources."""
 
-_NO_SEGMENT = "failed to map segment"
-"""Part of the message of an ImportError if memory for a library is missing."""
+_NO_MEMORY: tuple[tuple[type[Exception], str], ...] = (
+    (MemoryError, ""),
+    (ImportError, "failed to map segment"),
+    (SystemError, "without exception set"),  # a compiled module lost the MemoryError of its import
+    (SystemError, "without setting an exception"),
+)
+"""Errors of missing memory: their class, and a part of their message."""
 
 _NO_THREAD = "can't start new thread"
 """Message of the RuntimeError if the limit of threads is reached."""
@@ -200,23 +205,25 @@ def _describe_refused_resource(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the command"
         return f"refused {what}: {_error_text(error)}"
-    if isinstance(error, MemoryError) or _NO_SEGMENT in str(error):
+    if _lacks_memory(error):
         return f"gave no more memory ({extract_reason(error)}); raise its limit, or use fewer rows"
     if _NO_THREAD in str(error):
         return "gave no more threads; raise the limit of processes (ulimit -u), or that of memory (ulimit -v)"
     return None
 
 
+def _lacks_memory(error: BaseException) -> bool:
+    return any(isinstance(error, kind) and text in str(error) for kind, text in _NO_MEMORY)
+
+
 def _find_resource_error(error: BaseException) -> BaseException:
     """Return the error of a missing resource that led to an error, as in libraries; else the error itself."""
     cause: BaseException | None = error
     while cause is not None:
-        message = str(cause)
         if (
-            isinstance(cause, MemoryError)
+            _lacks_memory(cause)
             or (isinstance(cause, OSError) and cause.errno in _RESOURCE_ERRNOS)
-            or (isinstance(cause, ImportError) and _NO_SEGMENT in message)
-            or (isinstance(cause, RuntimeError) and _NO_THREAD in message)
+            or (isinstance(cause, RuntimeError) and _NO_THREAD in str(cause))
         ):
             return cause
         cause = cause.__context__

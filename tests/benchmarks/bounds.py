@@ -122,6 +122,13 @@ KERNELS = (
     (kernels.Periodic(2.5, 1.5), periodic),
     (kernels.ChiSquared(0.5), chi_squared),
     (kernels.HistogramIntersection(), intersection),
+    (kernels.Linear() * kernels.Cosine(), lambda X, Y: products(X, Y) * cosine(X, Y)),
+    (kernels.Cosine() * kernels.Gaussian(0.3), lambda X, Y: cosine(X, Y) * gaussian(0.3)(X, Y)),
+    (
+        kernels.Polynomial(2, scale=0.5, offset=1.0) * kernels.Matern(1.5, 1.5),
+        lambda X, Y: (products(X, Y) / 2 + 1) ** 2 * matern(X, Y),
+    ),
+    (kernels.Cosine() ** 3 + 0.5 * kernels.Exponential(2.0), lambda X, Y: cosine(X, Y) ** 3 + exponential(X, Y) / 2),
 )
 
 

@@ -196,6 +196,11 @@ def test_little_memory_is_a_sentence(here, megabytes):
             ImportError("x: failed to map segment"),
             "ResourceError: The system gave no more memory",
         ),
+        (
+            SystemError("error return without exception set"),
+            "ResourceError: The system gave no more memory",
+        ),
+        (SystemError("unknown opcode"), "SystemError: unknown opcode (test_ends.py, line "),
         (ZeroDivisionError("two\nlines"), "ZeroDivisionError: two (test_ends.py, line "),
     ],
 )

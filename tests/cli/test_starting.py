@@ -89,6 +89,29 @@ def test_a_command_imports_no_module_that_it_does_not_use(stores, monkeypatch, c
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("missing.npy other --kernel gaussian", "There is no"),
+        pytest.param("rows.npy other --kernel gausian", "near it: gaussian", marks=pytest.mark.slow),
+        pytest.param(
+            "rows.npy other --kernel gaussian --dry-run --columns a", "name columns of Parquet", marks=pytest.mark.slow
+        ),
+        pytest.param("rows.npy model --kernel gaussian", "holds something already", marks=pytest.mark.slow),
+        pytest.param("rows.npy other --map map --method fisher --labels no.npy", "There is no", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fit_is_refused_before_scikit_learn_is_imported(stores, monkeypatch, arguments, reason):
+    monkeypatch.chdir(stores)
+    command = [sys.executable, "-c", RUN, "fit", *arguments.split()]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.returncode != 0
+    assert reason in ran.stderr
+    assert not set((stores / "modules").read_text().split()) & (TABLES | SKLEARN)
+    (stores / "modules").unlink()
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(
     "call",
     [
         'batch_score("model", "rows.npy", "scores", progress=False)',
