@@ -1,15 +1,18 @@
 """Describe a store in a few plain facts."""
 
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 
 from dkfm.core.chunking import count_tiles
 from dkfm.errors import StoreError, UntrustedError
+from dkfm.estimators.stored.components import StoredComponents
 from dkfm.files.location import Location, locate
 from dkfm.gram.linear_systems.tile_store import count_lower_tiles
 from dkfm.kernels import serialization
 from dkfm.scoring import completion, output_store
 from dkfm.storage import csr, remote_stores, store_metadata
-from dkfm.storage.model_store import load_record
+from dkfm.storage.model_store import Record, load_record
 
 
 def describe_store(path: str | Path) -> dict[str, object]:
@@ -81,11 +84,22 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         **({"column_names": record.feature_names} if record.feature_names else {}),
         "outputs": {name: head.width for name, head in record.model.heads.items()},
         **({"classes": list(record.classes)} if record.classes else {}),
+        **_describe_variance(record),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
         "bytes": record.model.total_nbytes,
         "digest": record.digest,
     }
+
+
+def _describe_variance(record: Record) -> dict[str, object]:
+    """Return the share of the variance that components explain, if it is known and the record is sound."""
+    if record.estimator != "KernelPCA":
+        return {}
+    with suppress(Exception):  # a record of an unknown store may raise anything
+        share = StoredComponents.from_record(record).explained_share
+        return {"explained_share": share} if isfinite(share) else {}
+    return {}
 
 
 def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, object]:

@@ -66,11 +66,16 @@ def _read_points(stored: "StoredEstimator | StoredFold", against: str | None) ->
 
 def format_model_size(stored: "StoredEstimator") -> str:
     """Return the size of a fitted model in a few words."""
+    from dkfm.estimators.stored.components import StoredComponents
     from dkfm.estimators.stored.discriminants import StoredDiscriminants
     from dkfm.estimators.stored.feature_map import StoredMap
     from dkfm.estimators.stored.ridge import StoredRidge
 
     landmarks = f"{stored.model.landmarks.shape[0]:,} landmarks"
+    if isinstance(stored, StoredComponents):
+        count, share = stored.model.head(stored.output_head_name).n_columns, stored.explained_share
+        variance = f" with {100 * share:.3g} % of the variance" if isfinite(share) else ""
+        return f"{landmarks}, {count:,} {'component' if count == 1 else 'components'}{variance}"
     if isinstance(stored, StoredDiscriminants):
         classes, shrinkage = cast("Array", stored.values["priors"]), cast("float", stored.values["shrinkage"])
         return f"{landmarks}, {len(classes):,} classes, shrinkage {shrinkage:.3g}"
@@ -87,6 +92,7 @@ def format_model_size(stored: "StoredEstimator") -> str:
 
 def describe_fitted_model(stored: "StoredEstimator") -> dict[str, object]:
     """Return what was fitted, for JSON: the estimator, its kernel, sizes, and what is known of its error."""
+    from dkfm.estimators.stored.components import StoredComponents
     from dkfm.estimators.stored.feature_map import StoredMap
     from dkfm.kernels import serialization
     from dkfm.numerics.certificates.certificate import Certificate
@@ -101,6 +107,8 @@ def describe_fitted_model(stored: "StoredEstimator") -> dict[str, object]:
         bound = stored.error_bound
         is_known = bound is not None and isfinite(bound)  # JSON has no infinity
         facts |= {"rank": len(stored.eigenvalues_or_pivots), "error_bound": bound if is_known else None}
+    if isinstance(stored, StoredComponents):
+        facts |= {"explained_share": stored.explained_share if isfinite(stored.explained_share) else None}
     certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
     return facts | certificates
 

@@ -22,7 +22,11 @@ def run(tmp_path, monkeypatch, rng):
 def test_a_pca_is_fitted_scored_verified_and_described(run):
     result = run("fit train.npy model --method pca --kernel gaussian --param sigma=2 --components 4 --tile-rows 30")
     assert result.exit_code == 0, result.output
-    assert "Gaussian(sigma=2.0), 80 landmarks, certificate" in result.stdout
+    share = dkfm.load("model").explained_variance_ratio_.sum()
+    components = (
+        f"Gaussian(sigma=2.0), 80 landmarks, 4 components with {100 * share:.3g} % of the variance, certificate"
+    )
+    assert components in result.stdout
     result = run("score model test.npy scores.zarr --chunk-rows 20")
     assert result.exit_code == 0, result.output
     assert "scores.zarr: 50 rows" in result.stdout
@@ -36,6 +40,7 @@ def test_a_pca_is_fitted_scored_verified_and_described(run):
         80,
         {"scores": 4, "reconstruction_error": 1},
     )
+    assert facts["explained_share"] == pytest.approx(share)
     facts = json.loads(run("info scores.zarr --json").stdout)
     assert (facts["rows"], facts["outputs"], facts["complete"]) == (50, {"scores": 4}, True)
     assert "KernelPCA" in run("info model").stdout

@@ -39,6 +39,15 @@ class StoredComponents(StoredEstimator):
             raise UnsupportedStoreError("The weights of the training rows are not all positive.")
         return record
 
+    @property
+    def explained_share(self) -> float:
+        """Share of the variance that the components explain together: NaN if the variance is not known."""
+        total = cast("float", self.values["total_variance"])
+        explained = float(np.sum(cast("Array", self.values["eigenvalues"]))) / cast(
+            "float", self.values["total_weight"]
+        )
+        return explained / total if total else 0.0
+
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
         eigenvalues, tiles = cast("Array", self.values["eigenvalues"]), landmarks.iter_row_tiles()
         if not self.parameters.get("whole", True):
