@@ -3,6 +3,7 @@
 Options, kernel, input and output are checked before scikit-learn is imported, which takes seconds.
 """
 
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from dkfm import estimators
 from dkfm.cli import option_parsing as arguments
 from dkfm.cli import process
 from dkfm.core.frames import format_names
-from dkfm.errors import InvalidInputError
+from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
@@ -41,6 +42,9 @@ _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "
 
 _PCA_OPTIONS = ("standardize",)
 """Options of the method pca alone."""
+
+_ID_NAMES = "id", "ids", "index"
+"""Names of columns that are hardly features, beside those that end with "_id"."""
 
 _LABEL_OPTIONS = "labels", "label_column"
 _TARGET_OPTIONS = "targets", "target_columns"
@@ -165,7 +169,18 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
 def _open_table(train: str, model: str, options: FitOptions) -> Source:
     """Return the training rows, if a model can be written."""
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
-    return open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
+    table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
+    if options.columns is None and options.map_path is None and isinstance(table, NamedColumns):
+        _warn_of_ids([name for name in table.columns if name not in options.y_columns])
+    return table
+
+
+def _warn_of_ids(features: list[str]) -> None:
+    """Warn if the name of a feature is one of ids: distances would be those of the ids."""
+    for name in features:
+        if name.lower() in _ID_NAMES or name.lower().endswith("_id"):
+            advice = f"if it identifies rows, give --id-column {name}, or the features with --columns"
+            warnings.warn(f"The column {name!r} is a feature; {advice}.", DkfmWarning, stacklevel=2)
 
 
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:

@@ -1,6 +1,7 @@
 """`dkfm fit --map`: components and discriminants of all rows of a file, in the features of a map."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
 from dkfm.cli.app import main
+from dkfm.errors import DkfmWarning
 
 
 @pytest.fixture
@@ -128,6 +130,17 @@ def test_a_model_of_components_is_no_map(data):
 
 
 def test_few_components_of_a_sigmoid_drop_its_negative_part_as_in_python(data):
-    with pytest.warns(dkfm.errors.DkfmWarning, match="negative"):
+    with pytest.warns(DkfmWarning, match="negative"):
         run("fit x.npy pca --kernel sigmoid --components 2")
     assert "NotPSDError" in run("fit x.npy pca2 --kernel sigmoid --components 2 --on-indefinite raise", 1)
+
+
+@pytest.mark.parametrize("dry_run", ["", " --dry-run"])
+def test_a_feature_with_the_name_of_ids_is_a_warning(data, dry_run):
+    line = "fit x.parquet m --kernel gaussian:sigma=2"
+    with pytest.warns(DkfmWarning, match="The column 'id' is a feature; .* --id-column id, or the features"):
+        run(f"{line}{dry_run}")
+    for chosen in ("--id-column id", "--columns a,id"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DkfmWarning)
+            run(f"{line} {chosen} --overwrite{dry_run}")
