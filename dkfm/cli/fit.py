@@ -265,28 +265,28 @@ def _fit_in_map(
     table = _open_table(train, model, options)
     inputs = [table.location, Path(map_path), None if options.y_path is None else Path(options.y_path)]
     require_disjoint(locate(model), "model", inputs)
-    source, labels = _split_labels(table, train, options)
-    with process.disable_gc_during_imports():
-        from dkfm.gram.streamed_rows import SourceRows
-
-        feature_map = _load_map(options, map_path)
-    fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
-    columns = arguments.parse_list(options.columns)
-    if columns is None and fitted_columns is not None and isinstance(source, NamedColumns):
-        source = open_source(train, columns=fitted_columns, id_column=options.id_column)
     estimator: KernelEstimator
-    with change_detection.watch(source) as watch, connection:
+    with change_detection.watch(table) as watch:
+        source, labels = _split_labels(table, train, options)
+        with process.disable_gc_during_imports():
+            from dkfm.gram.streamed_rows import SourceRows
+
+            feature_map = _load_map(options, map_path)
+        fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
+        if options.columns is None and fitted_columns is not None and isinstance(source, NamedColumns):
+            source = open_source(train, columns=fitted_columns, id_column=options.id_column)
         rows, count = SourceRows(source), options.components
-        if options.method == "pca":
-            estimator = estimators.KernelPCA.from_map(feature_map, count, rows)
-        elif options.method == "ridge":
-            alpha = 1.0 if options.alpha is None else float(options.alpha)
-            estimator = _ridge_class(options).from_map(feature_map, labels, rows, alpha=alpha)
-        else:
-            shrinkage = 1e-3 if options.shrinkage is None else float(options.shrinkage)
-            estimator = estimators.KernelFisher.from_map(
-                feature_map, labels, rows, n_components=cast("int | None", count), shrinkage=shrinkage
-            )
+        with connection:
+            if options.method == "pca":
+                estimator = estimators.KernelPCA.from_map(feature_map, count, rows)
+            elif options.method == "ridge":
+                alpha = 1.0 if options.alpha is None else float(options.alpha)
+                estimator = _ridge_class(options).from_map(feature_map, labels, rows, alpha=alpha)
+            else:
+                shrinkage = 1e-3 if options.shrinkage is None else float(options.shrinkage)
+                estimator = estimators.KernelFisher.from_map(
+                    feature_map, labels, rows, n_components=cast("int | None", count), shrinkage=shrinkage
+                )
         watch.require_same("read", "fit again")
     estimator.save(model, overwrite=options.overwrite)
     return estimator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from sklearn.exceptions import NotFittedError
@@ -24,12 +24,17 @@ from dkfm.kernels.transformed import Warped
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 class InverseTransformMixin(KernelTransformer):
     """Add `inverse_transform` and `preimage` to an estimator of components."""
 
     alpha: float
     dual_coef_: Array
+    mean_: Array
+    scale_: Array
     X_transformed_fit_: Array
 
     def inverse_transform(self, X: object) -> Array:
@@ -42,7 +47,8 @@ class InverseTransformMixin(KernelTransformer):
 
         Notes
         -----
-        Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The regression uses the kernel of the fit.
+        Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The regression uses the kernel of the fit,
+        and has no intercept. Standardized rows are regressed, and then scaled back, as by a pipeline.
         """
         check_is_fitted(self, "model_")
         if not hasattr(self, "dual_coef_"):
@@ -55,6 +61,8 @@ class InverseTransformMixin(KernelTransformer):
         scores = self._check_scores(X)
         with single_blas_thread_in_worker():
             rows = scorer.compute_finite_scores(scorer.prepare_compact_scorer(model), "points", scores, "X")
+        if hasattr(self, "scale_"):
+            rows = rows * self.scale_ + self.mean_
         return rows.astype(self.model_.dtype, copy=False)
 
     def preimage(self, X: object, init: object = None, *, tol: float = 1e-6, max_iter: int = 1000) -> Array:
@@ -146,15 +154,22 @@ class InverseTransformMixin(KernelTransformer):
                 "has no inverse transform."
             ) from None
 
-    def _fit_inverse(self, rows: TrainingData, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:
-        """Return the fitted attributes of `inverse_transform`, from the scores of the training rows."""
+    def _fit_inverse(
+        self, rows: TrainingData, scores: Array, weights: Array, columns: Mapping[str, Array]
+    ) -> dict[str, object]:
+        """Return the fitted attributes of `inverse_transform`, from the scores of the training rows.
+
+        `columns` are the mean and the scale of standardized columns, or empty.
+        """
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
-        n, kernel = len(scores), _strip_standardization(rows.kernel, standardized)
+        n, kernel = len(scores), _strip_standardization(rows.kernel, bool(columns))
         memory.require_factorization_memory(
             n, rows.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1
         )
         X = cast("Array", rows.indexable_rows)
+        if columns:
+            X = (X - columns["mean"]) / columns["scale"]
         return {
             "X_transformed_fit": scores,
             "dual_coef": preimages.solve_ridge_regression(kernel, scores, X, self.alpha / weights),

@@ -223,7 +223,7 @@ class KernelPCA(InverseTransformMixin):
         kernel, gamma = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)
-        columns: dict[str, object] = {}
+        columns: dict[str, Array] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
             kernel, columns = pca.make_standardizing_kernel(kernel, X, sample_weight)
@@ -245,7 +245,7 @@ class KernelPCA(InverseTransformMixin):
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
                 scores = eigenvalues * result.weights / weights[:, np.newaxis]
-                fitted |= self._fit_inverse(rows, scores, weights, bool(columns))
+                fitted |= self._fit_inverse(rows, scores, weights, columns)
         return self._set_fitted(X, model, fitted, {"dtype": options.dtype.name})
 
     @classmethod

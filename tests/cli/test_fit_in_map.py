@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
+from dkfm.cli import fit
 from dkfm.cli.app import main
 from dkfm.errors import DkfmWarning
 
@@ -144,3 +145,17 @@ def test_a_feature_with_the_name_of_ids_is_a_warning(data, dry_run):
         with warnings.catch_warnings():
             warnings.simplefilter("error", DkfmWarning)
             run(f"{line} {chosen} --overwrite{dry_run}")
+
+
+def test_a_table_that_is_replaced_after_its_labels_are_read_is_refused(data, monkeypatch):
+    pd.read_parquet("x.parquet").iloc[::-1].to_parquet("other.parquet")
+    load_map = fit._load_map
+
+    def replace_table_and_load(*arguments):
+        Path("other.parquet").replace("x.parquet")
+        return load_map(*arguments)
+
+    monkeypatch.setattr(fit, "_load_map", replace_table_and_load)
+    line = "fit x.parquet m --map named --method fisher --label-column label"
+    assert "x.parquet changed while it was read" in run(line, 1)
+    assert not Path("m").exists()

@@ -347,7 +347,7 @@ def compute_landmark_moments(feature_map: FittedMap, sample_weight: object) -> t
     return kernel_components.compute_moments_of_landmarks(feature_map.root, np.ones(points.shape[0]), trace)
 
 
-def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
+def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, Array]]:
     """Return the kernel of rows standardized to mean 0 and variance 1 over X, and the mean and scale of each column."""
     if kernel.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no rows to standardize.")
