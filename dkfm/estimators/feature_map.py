@@ -148,7 +148,7 @@ class ExactFeatureMap(KernelTransformer):
     Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions", Theorem 1 and
     eq. (4); eq. (9) for centred features. For two new points, `residual` bounds the error. With landmarks, it is a
     Nystroem map (Williams and Seeger 2001); "random_pivots" are those of Chen, Epperly, Tropp and Webber, "Randomly
-    pivoted Cholesky" (2023).
+    pivoted Cholesky" (2022).
 
     Examples
     --------

@@ -277,7 +277,7 @@ class _JobRun:
         new_journal = Journal(output.output_location, uuid.uuid4().hex, output.creation_id, watch.stamp_with_ctime)
         for _ in range(_MAX_ROUNDS):
             self._score_missing_chunks(output, new_journal)
-            watch.require_same("scored", "run it again, and all chunks are scored anew")
+            watch.require_same("scored", "run it again with overwrite=True (--overwrite), which scores all chunks anew")
             completion.complete_output(output, self._receipts, watch.stamp_with_ctime)
             lost = completion.find_chunks_to_score(output, self._receipts)
             if not lost:

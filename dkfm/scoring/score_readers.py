@@ -16,7 +16,7 @@ from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate
 from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_files import compute_checksum_and_size
-from dkfm.scoring.formats.parquet_chunks import ParquetChunks, to_numpy_filling_nulls
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks, ids_to_numpy, ids_to_pandas, to_numpy_filling_nulls
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
@@ -91,7 +91,8 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     Returns
     -------
     dask.array.Array of shape (n, width), or dask.dataframe.DataFrame of n rows
-        The scores: an array of a Zarr store, a frame of Parquet.
+        The scores: an array of a Zarr store, a frame of Parquet. Integer ids of which some are null are nullable
+        integers of pandas.
 
     Raises
     ------
@@ -163,6 +164,8 @@ def _read_frame(receipt: ChunkReceipt, output: Output) -> "pd.DataFrame":
         for name in columns.names if columns.dtype == "int64" else []:
             table = table.set_column(table.column_names.index(name), name, [to_numpy_filling_nulls(table.column(name))])
     frame: pd.DataFrame = table.to_pandas()
+    if (ids := output.settings.get("id_column")) is not None:
+        frame[ids] = ids_to_pandas(table.column(ids))
     return frame.set_axis(range(rows.start, rows.stop), axis=0)
 
 
@@ -206,7 +209,8 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     block : ndarray of shape (m, width)
         Scores of the rows of a chunk.
     rows : ndarray of shape (m,)
-        Numbers of these rows in the input, or their ids if the output has an id column.
+        Numbers of these rows in the input, or their ids if the output has an id column: objects where integers are
+        null.
 
     Raises
     ------
@@ -273,6 +277,6 @@ def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[Ch
     def read(receipt: ChunkReceipt) -> _Block:
         table, rows = _read_table(output, receipt), output.chunk_slice(receipt.chunk)
         block = np.column_stack([to_numpy_filling_nulls(table.column(column)) for column in selected.names])
-        return block, np.arange(rows.start, rows.stop) if ids is None else table.column(ids).to_numpy()
+        return block, np.arange(rows.start, rows.stop) if ids is None else ids_to_numpy(table.column(ids))
 
     return read

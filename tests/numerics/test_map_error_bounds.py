@@ -30,11 +30,16 @@ def test_bounds_are_what_remains_and_what_rounding_may_add(values, eta, norm):
     root = roots.Root(np.diag(1 / np.sqrt(values)), values, np.zeros(0), np.ones(r))
     residuals = Residuals(remaining, 0.0, norm, 0.0, remaining)
     found = map_error_bounds.bound_errors_by_rank(residuals, root, np.ones(r), eta)
-    weights = np.sqrt(np.cumsum(np.append(0.0, 1 / values)))
-    rounding = 4 * roots.EPS * norm * values[0] / np.sqrt(np.append(values[0], values))
-    rounding += max(eta, 8 * roots.EPS) * (norm + weights)
-    remaining[:-1] += max(eta, 8 * roots.EPS) * np.sqrt(r)
-    np.testing.assert_allclose(found, np.sqrt(np.minimum(remaining, 1.0)) + rounding, rtol=1e-9)
+    weights, last = np.sqrt(np.cumsum(np.append(0.0, 1 / values))), np.append(values[0], values)
+    eta, gamma = max(eta, 8 * roots.EPS), 16 * roots.EPS * values[0]
+    stretch = gamma / last + eta * np.minimum(weights, 1 / np.sqrt(last)) * weights
+    left = np.minimum(remaining + 3 * eta * norm + (gamma + eta) * norm**2, 1.0)
+    moved = gamma * norm / np.sqrt(last)
+    measured = np.sqrt(left) + (1.5 * eta * weights + moved) * np.sqrt(1 + stretch)
+    with np.errstate(all="ignore"):
+        known = np.sqrt(np.append(values + eta * np.sqrt(r), 0.0))
+        known += np.where(stretch < 1, ((1 + norm) * eta * weights + moved) / np.sqrt(1 - stretch), np.inf)
+    np.testing.assert_allclose(found, np.minimum(measured, known) + eta * norm, rtol=1e-9)
     for tol in (0.0, 1e-3, 1.0):
         r = map_error_bounds.find_rank_within(found, tol)
         assert found[r] <= tol or (r == len(found) - 1 and (found > tol).all())
@@ -55,7 +60,30 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
         bound = min(left.largest_by_rank[r] + left.noise, left.limits[r])
         assert truth <= bound + 1e-12
         assert bound <= max(truth, 0) + 1e-12
-        assert 0 <= left.limits[r] - limit <= 8 * roots.EPS * found.values[0]
+        assert left.limits[r] - limit == pytest.approx(
+            16 * roots.EPS * found.values[0], abs=4 * roots.EPS * found.values[0]
+        )
+
+
+@pytest.mark.parametrize("basis", ["spectral", "cholesky"])
+@pytest.mark.parametrize(
+    "kernel",
+    [kernels.Gaussian(6.0), kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3), kernels.Matern(1.5, 2.0)],
+)
+def test_decompositions_are_as_exact_as_the_bound_takes_them_to_be(kernel, basis, rng):
+    X = rng.normal(size=(250, 5))
+    phi = ExactFeatureMap(kernel, basis=basis).fit(X)
+    root, points = phi._fitted_map().root, phi.model_.original_landmarks
+    lengths = lengths_of(kernel, points)
+    W, A = root.weights * lengths[:, np.newaxis], kernel(points) / lengths[:, np.newaxis] / lengths
+    W, A = W.astype(np.longdouble), A.astype(np.longdouble)
+    change = (W.T @ (A @ W) - np.eye(W.shape[1])).astype(np.float64)  # -(D W)' G (D W)
+    norms = np.linalg.norm(W.astype(np.float64), 2), np.linalg.norm(W.astype(np.float64))
+    eta = map_error_bounds.MIN_KERNEL_ROUNDING
+    stretch = eta * norms[0] * norms[1]
+    if basis == "spectral":
+        stretch += map_error_bounds.DECOMPOSITION_ROUNDING * root.values[0] / root.values[-1]
+    assert np.linalg.norm(change, 2) <= stretch
 
 
 def test_float32_carries_all_of_a_sound_root_and_little_of_a_wide_one(rng):
@@ -173,3 +201,10 @@ def test_values_that_no_bound_uses_are_not_asked_of_a_function_of_the_user(rng, 
     assert found >= map_error_bounds.MIN_KERNEL_ROUNDING
     with pytest.raises(AssertionError, match="points between rows"):
         kernel_rounding.measure_in_float64(kernels.Linear(), X)
+
+
+def test_an_eigenvalue_of_exactly_0_that_is_dropped_is_a_direction_that_is_left(rng):
+    X = rng.normal(size=(1, 9)) + np.array([[0.0], [1e-9]])  # one row to the kernel, two to those who look closer
+    phi = ExactFeatureMap(kernels.Gaussian(30.0)).fit(X)
+    assert list(phi.dropped_) == [0.0]
+    assert 1e-8 < phi.error_bound_ < 1e-6

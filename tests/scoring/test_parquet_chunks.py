@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -117,3 +118,29 @@ def test_files_of_earlier_versions_with_nan_in_place_of_nulls_are_sound(tmp_path
     pq.write_table(pa.table([values[:, 0]], schema=schema), tmp_path / "part-00000.parquet")
     (found,) = chunk_files.read_chunk_files(chunks, Chunk(0, 6))
     assert found.invalid_mask.tolist() == [False, False, True, False, False, False]
+
+
+IDS = {
+    "int64": pa.array([2**60 + i if i % 5 else None for i in range(20)]),
+    "uint64": pa.array([2**63 + i if i != 3 else None for i in range(20)], type=pa.uint64()),
+    "int32": pa.array([i if i else None for i in range(20)], type=pa.int32()),
+    "codes": pa.array([2**60 + i % 4 if i else None for i in range(20)]).dictionary_encode(),
+    "bytes": pa.array([bytes([200 + i]) if i else None for i in range(20)]),
+    "text": pa.array([f"{i}" if i else None for i in range(20)]),
+}
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("kind", IDS)
+def test_ids_of_which_some_are_null_are_read_as_they_are(kind, tmp_path, rng):
+    ids, X = IDS[kind], rng.normal(size=(20, 2))
+    pq.write_table(pa.table({"a": X[:, 0], "b": X[:, 1], "id": ids}), tmp_path / "rows.parquet")
+    model = dkfm.KernelPCA(1, kernel="rbf").fit(X)
+    dkfm.batch_score(
+        model, tmp_path / "rows.parquet", tmp_path / "out.parquet", id_column="id", columns=["a", "b"], chunk_rows=10
+    )
+    truth = ids.to_pylist()
+    blocks = [rows for _, rows in dkfm.iter_scores(tmp_path / "out.parquet")]
+    assert [None if value is None else value for block in blocks for value in block.tolist()] == truth
+    found = dkfm.open_scores(tmp_path / "out.parquet").compute()["id"]
+    assert [None if pd.isna(value) else value for value in found.astype(object)] == truth

@@ -25,6 +25,7 @@ from dkfm.scoring.formats.chunk_files import (
 from dkfm.storage.output_files import OutputLocation
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -151,6 +152,32 @@ def to_numpy_filling_nulls(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[
     values: npt.NDArray[np.generic] = (
         filled.to_numpy() if isinstance(filled, pa.ChunkedArray) else filled.to_numpy(zero_copy_only=False)
     )
+    return values
+
+
+def ids_to_pandas(column: "pa.ChunkedArray") -> "pd.Series[object]":
+    """Return ids (n,) as pandas keeps them exactly: integers with nulls are no floats, and bytes no text."""
+    import pandas as pd
+    import pyarrow as pa
+
+    if pa.types.is_integer(column.type) and column.null_count:
+        name = str(column.type)
+        nullable = pd.api.types.pandas_dtype(name.replace("uint", "UInt") if name[0] == "u" else name.capitalize())
+        return column.to_pandas(types_mapper=lambda dtype: nullable)
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return column.to_pandas(types_mapper=pd.ArrowDtype)
+    return column.to_pandas()
+
+
+def ids_to_numpy(column: "pa.ChunkedArray") -> npt.NDArray[np.generic]:
+    """Return a column of ids (n,), as objects if they are integers and some are null, which floats would not hold."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_integer(column.type) and column.null_count:
+        return np.array(column.to_pylist(), dtype=object)
+    values: npt.NDArray[np.generic] = column.to_numpy()
     return values
 
 
