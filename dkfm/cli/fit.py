@@ -46,6 +46,9 @@ _PCA_OPTIONS = ("standardize",)
 _ID_NAMES = "id", "ids", "index"
 """Names of columns that are hardly features, beside those that end with "_id"."""
 
+_MAX_LOGGED = 20
+"""Largest number of features that the log names."""
+
 _LABEL_OPTIONS = "labels", "label_column"
 _TARGET_OPTIONS = "targets", "target_columns"
 
@@ -121,6 +124,8 @@ class FitOptions:
         if self.map_path is not None and (self.shrinkage == "auto" or self.alpha == "loo"):
             chosen = "--shrinkage auto" if self.shrinkage == "auto" else "--alpha loo"
             raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
+        if self.id_column in (arguments.parse_list(self.columns) or []):
+            raise click.UsageError(f"--id-column {self.id_column} is no feature; leave it out of --columns.")
         if self.method == "fisher" and len(self.select_given(_LABEL_OPTIONS)) != 1:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
         if self.method == "ridge" and len(self.select_given((*_LABEL_OPTIONS, *_TARGET_OPTIONS))) != 1:
@@ -203,9 +208,12 @@ def _build_kernel(options: FitOptions) -> Kernel:
 
 
 def _log_default_width(kernel: Kernel, options: FitOptions) -> None:
-    """Log that the width of a kernel is the median distance, if the user gave none."""
+    """Log what the width of a kernel is, if the user gave none."""
     if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (str(options.kernel), *options.param)):
         log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
+    if "sigma=None" in repr(kernel):
+        advice = "scikit-learn's default, gamma = 1 / columns; --param sigma=median takes the median distance"
+        log_stage("kernel", f"{kernel!r}: no width is given, so it is {advice}")
 
 
 def run_fit(
@@ -233,7 +241,7 @@ def _fit_and_save(
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
         if isinstance(source, NamedColumns):
-            log_stage("input", f"{format_names(source.columns)} of {source.name}")
+            log_stage("input", f"{format_names(source.columns, _MAX_LOGGED)} of {source.name}")
         with process.disable_gc_during_imports():
             from dkfm.estimators.fitting import out_of_core_rows
             from dkfm.gram.streamed_rows import SourceRows

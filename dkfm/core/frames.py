@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dkfm.core.rows import Rows, as_rows, require_rows_container
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, find_similar_names
 
 _MAX_NAMED = 5
 """Largest number of columns that a message names."""
@@ -120,7 +120,19 @@ def require_unique_names(names: Sequence[str], where: str) -> None:
         raise InvalidInputError(f"{where} {format_names(twice)} more than once; every column needs a name of its own.")
 
 
-def format_names(names: Sequence[str]) -> str:
-    """Return a few column names for a message."""
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"column{'s' * (len(names) > 1)} {', '.join(f'{name!r:.100}' for name in names[:_MAX_NAMED])}{more}"
+def format_names(names: Sequence[str], most: int = _MAX_NAMED) -> str:
+    """Return the first column names, at most `most`, for a message."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"column{'s' * (len(names) > 1)} {', '.join(f'{name!r:.100}' for name in names[:most])}{more}"
+
+
+def describe_known_names(absent: Sequence[str], known: Sequence[str]) -> str:
+    """Return, for a message, the known column names that the absent ones were probably meant for, or the first known.
+
+    >>> describe_known_names(["Target"], ["a", "b", "target"])
+    "near it: 'target'"
+    >>> describe_known_names(["Target"], ["a", "b"])
+    "it has columns 'a', 'b'"
+    """
+    near = list(dict.fromkeys(name for wrong in absent for name in find_similar_names(wrong, known)))
+    return f"near it: {', '.join(f'{name!r:.100}' for name in near)}" if near else f"it has {format_names(known)}"

@@ -16,6 +16,7 @@ from dkfm.core import cpus
 from dkfm.core.frames import (
     column_names,
     convert_container,
+    describe_known_names,
     format_names,
     is_dask_array,
     is_dask_collection,
@@ -108,7 +109,7 @@ def _select_names(
     selected = tuple(column for column in known if column != id_column) if requested is None else requested
     ids = () if id_column in (None, index) else (id_column,)
     if absent := [column for column in (*selected, *ids) if column not in known]:
-        raise InvalidInputError(f"{name} has no {format_names(absent)}; it has {format_names(known)}.")
+        raise InvalidInputError(f"{name} has no {format_names(absent)}; {describe_known_names(absent, known)}.")
     return selected
 
 

@@ -10,7 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import format_names, require_unique_names, select_columns, validate_columns_argument
+from dkfm.core.frames import (
+    describe_known_names,
+    format_names,
+    require_unique_names,
+    select_columns,
+    validate_columns_argument,
+)
 from dkfm.core.rows import Rows, as_float64, as_rows_allow_nonfinite, estimate_float64s_per_row
 from dkfm.errors import InvalidInputError, MissingExtraError, extract_reason
 from dkfm.storage import csr
@@ -136,7 +142,8 @@ def open_frame(
     selected = tuple(column for column in frame_columns if column != id_column) if requested is None else requested
     for required, use in ((selected, ""), (() if id_column is None else (id_column,), " for ids")):
         if absent := [column for column in required if column not in frame_columns]:
-            raise InvalidInputError(f"{name} has no {format_names(absent)}{use}; it has {format_names(frame_columns)}.")
+            known = describe_known_names(absent, frame_columns)
+            raise InvalidInputError(f"{name} has no {format_names(absent)}{use}; {known}.")
     if not selected:
         raise InvalidInputError(f"{name} needs at least one column of numbers, and none is asked for or there.")
     chosen = frame if selected == tuple(frame_columns) else select_columns(frame, selected)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.frames import format_names, require_unique_names
-from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason, find_similar_names
+from dkfm.core.frames import describe_known_names, format_names, require_unique_names
+from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason
 from dkfm.files.local import ReadSizeLimitedReader
 from dkfm.files.location import Location, open_unbuffered
 from dkfm.sources.parquet_file_list import TableFile, TableFiles, find_partition_value
@@ -344,7 +344,8 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locati
     if missing := [name for name in columns if name not in column_types]:
         is_key = any(f"/{name}=" in str(path) for name in missing)
         hint = " (keys of folders are no features, but may be the id_column)" if is_key else ""
-        raise InvalidInputError(f"{path} has no {format_names(missing)}{hint}; it has {format_names(schema.names)}.")
+        known = describe_known_names(missing, schema.names)
+        raise InvalidInputError(f"{path} has no {format_names(missing)}{hint}; {known}.")
     for name in columns:
         if not _is_number(column_types[name]):
             raise InvalidInputError(
@@ -368,13 +369,8 @@ def require_ids(
     if id_column is None:
         return None
     if id_column not in schema.names:
-        near = find_similar_names(id_column, schema.names)
-        names = (
-            f"near it: {', '.join(f'{other!r:.100}' for other in near)}"
-            if near
-            else f"it has {format_names(schema.names)}"
-        )
-        raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids; {names}.")
+        known = describe_known_names([id_column], schema.names)
+        raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids; {known}.")
     dtype, expected = _id_value_type(schema, id_column), _id_value_type(first_schema, id_column)
     if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
         raise InvalidInputError(

@@ -173,7 +173,7 @@ def read_remote_attributes(remote: Remote, kind: str | None = None) -> dict[str,
         return store_metadata.parse_own_attributes(metadata, remote, kind)
     if is_taken_at(remote):
         raise UnsupportedStoreError(f"{remote}/{_METADATA} is missing, so {remote} is not a store that dkfm reads.")
-    raise StoreError(f"{remote} is not a store: nothing is there.")
+    raise StoreError(f"There is nothing at {remote}.")
 
 
 def _read_metadata(remote: Remote) -> dict[str, object] | None:

@@ -200,7 +200,8 @@ def read_own_attributes(root: Path, kind: str | None = None) -> dict[str, object
     `kind` is the expected kind, a key of `VERSIONS`; any of them by default.
     """
     if not root.is_dir():
-        raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")
+        found = f"{root} is a file, and no store of dkfm" if root.exists() else f"There is nothing at {root}"
+        raise StoreError(f"{found}.")
     file = (
         root / TABLE_ATTRIBUTES
         if (root / TABLE_ATTRIBUTES).is_file() and not (root / "zarr.json").exists()

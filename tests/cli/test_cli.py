@@ -145,11 +145,11 @@ def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
         ("fit nan.npy model --kernel linear", "row 5 contains NaN"),
         ("fit flat.npy model --kernel linear", "two dimensions"),
         ("fit train.npy taken --kernel linear", "overwrite=True (--overwrite)"),
-        ("score none test.npy out", "nothing is there"),
-        ("score train.npy test.npy out", "a file is there"),
+        ("score none test.npy out", "There is nothing at"),
+        ("score train.npy test.npy out", "is a file, and no store"),
         ("score taken test.npy out", "not a store"),
-        ("info none", "nothing is there"),
-        ("verify none", "nothing is there"),
+        ("info none", "There is nothing at"),
+        ("verify none", "There is nothing at"),
     ],
 )
 def test_a_named_error_is_one_sentence_on_standard_error_and_exit_code_1(run, line, words, tmp_path):

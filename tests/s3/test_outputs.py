@@ -287,7 +287,7 @@ def test_workers_in_processes_of_their_own_score_at_urls(job, client):
 
 def test_nothing_at_a_url_is_a_sentence(place):
     for reads in (dkfm.open_scores, dkfm.verify_scores):
-        with pytest.raises(StoreError, match="nothing is there"):
+        with pytest.raises(StoreError, match="There is nothing at"):
             reads(f"{place.url}/none")
 
 

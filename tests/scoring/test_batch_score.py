@@ -139,7 +139,7 @@ def test_bad_jobs_are_refused_in_one_sentence_before_anything_is_written(job, tm
     for model, source, options, words in [
         (job[0], tmp_path / "wide.npy", {}, "7 columns and the model was fitted with 4"),
         (job[0], tmp_path / "none.npy", {}, "There is no"),
-        (tmp_path / "none", job[1], {}, "is not a store"),
+        (tmp_path / "none", job[1], {}, "There is nothing at"),
         (job[0], job[1], {"on_invalid": "skip"}, "on_invalid"),
         *((job[0], job[1], {"chunk_rows": bad}, "chunk_rows") for bad in (0, 2.5, "a", True)),
         (3, job[1], {}, "path or a fitted estimator"),

@@ -44,8 +44,8 @@ class Certificate:
         Largest ``|err|`` as a share of the largest ``|k|``: not an absolute error.
     relative_error : float
         Largest ``|err| / sqrt(k(x, x) k(z, z))``, of each pair's own scale: pairs of small self-similarity count as
-        much as large ones. A map also compares rows with sums of all landmarks with random signs, in which the error of
-        any weight shows; their scale is that of the terms, so that it may exceed the error of every pair.
+        much as large ones. A map also compares rows with sums of all landmarks with random signs, to which every weight
+        contributes; their scale is that of the terms, so that it may exceed the error of every pair.
     pairs : int
         Number of comparisons: pairs, and of a map also rows with these sums and rows with themselves.
     sampled_rows : int, optional
