@@ -31,6 +31,9 @@ from dkfm.numerics.roots import (
 _TOL_SHARE = 0.9
 """Share of a tolerance that dropped residuals may take; the rest is left for rounding."""
 
+_COEFFICIENT_ROUNDING = 1500 * EPS
+"""Part of a squared tolerance that is left for the rounding of coefficients, ``8 eps B^2`` with B about 13."""
+
 RESIDUAL_ROUNDING = 8 * EPS
 """Rounding error of a residual, as a share of k(x, x), that is computed from the factor."""
 
@@ -57,10 +60,10 @@ class Pivots:
 def pivot_threshold(tol: float | None) -> float:
     """Return the threshold that a diagonal entry of A must exceed to be a pivot.
 
-    It is the larger of ``64 eps`` and ``tol^2``. `tol` is first reduced by the rounding that the error bound adds, in
-    proportion. With ``4 eps``, 500 points that were given twice had a rank of 590 and negative residuals.
+    It is the larger of ``64 eps`` and ``tol^2``, which is first reduced by what rounding adds to the error bound. With
+    ``4 eps``, 500 points that were given twice had a rank of 590 and negative residuals.
     """
-    return max(ROUNDING_SHARE, 0.0 if tol is None else (_TOL_SHARE * tol) ** 2)
+    return max(ROUNDING_SHARE, 0.0 if tol is None else (_TOL_SHARE * tol) ** 2 - _COEFFICIENT_ROUNDING)
 
 
 def choose_largest(residuals: Array) -> int:
