@@ -60,9 +60,7 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
         bound = min(left.largest_by_rank[r] + left.noise, left.limits[r])
         assert truth <= bound + 1e-12
         assert bound <= max(truth, 0) + 1e-12
-        assert left.limits[r] - limit == pytest.approx(
-            16 * roots.EPS * found.values[0], abs=4 * roots.EPS * found.values[0]
-        )
+        assert 0 <= left.limits[r] - limit <= 20 * roots.EPS * found.values[0]
 
 
 @pytest.mark.parametrize("basis", ["spectral", "cholesky"])
