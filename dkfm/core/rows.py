@@ -184,10 +184,13 @@ def require_finite(rows: Rows, name: str, locate_row: Callable[[int], tuple[str,
     where = np.unique(np.nonzero(bad)[0] if isinstance(rows, np.ndarray) else _coo_row_indices(rows)[bad])
     row = int(where[0])
     found = rows[row] if isinstance(rows, np.ndarray) else rows[[row]].data
-    what = "NaN" if np.isnan(found).any() else "infinity"
+    is_nan = np.isnan(found)
+    what = "NaN" if is_nan.any() else "infinity"
+    if isinstance(rows, np.ndarray):
+        what += f" in column {int(np.argmax(is_nan if is_nan.any() else bad[row]))}"
     name, row = (name, row) if locate_row is None else locate_row(row)
     count = f"{len(where):,} of {rows.shape[0]:,} rows that were checked together"
-    raise InvalidInputError(f"{name} must be finite, and row {row} contains {what} ({count}).")
+    raise InvalidInputError(f"{name} must be finite, and row {row} contains {what} ({count}); fill or drop such rows.")
 
 
 def zero_nonfinite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:

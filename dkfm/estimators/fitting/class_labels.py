@@ -48,7 +48,8 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     try:
         check_classification_targets(labels)
     except ValueError as error:
-        raise InvalidInputError(f"y must be a label a row: {extract_reason(error)}.") from None
+        reason = extract_reason(error).split(". ")[0]
+        raise InvalidInputError(f"y must be a label a row: {reason}; numbers are targets, of KernelRidge.") from None
     if len(labels) != n:
         raise InvalidInputError(f"y has {len(labels)} labels and X has {n} rows; each row has one.")
     return cast("Labels", labels)
