@@ -176,15 +176,18 @@ def _open_table(train: str, model: str, options: FitOptions) -> Source:
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
     table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
     if options.columns is None and options.map_path is None and isinstance(table, NamedColumns):
-        _warn_of_ids([name for name in table.columns if name not in options.y_columns])
+        _warn_of_ids([name for name in table.columns if name not in options.y_columns], options.id_column)
+    inputs = [table.location, *(Path(path) for path in (options.map_path, options.y_path) if path is not None)]
+    require_disjoint(locate(model), "model", inputs)
     return table
 
 
-def _warn_of_ids(features: list[str]) -> None:
+def _warn_of_ids(features: list[str], id_column: str | None) -> None:
     """Warn if the name of a feature is one of ids: distances would be those of the ids."""
     for name in features:
         if name.lower() in _ID_NAMES or name.lower().endswith("_id"):
-            advice = f"if it identifies rows, give --id-column {name}, or the features with --columns"
+            remedy = "" if id_column else f"give --id-column {name}, or "
+            advice = f"if it identifies rows, {remedy}name the features with --columns"
             warnings.warn(f"The column {name!r} is a feature; {advice}.", DkfmWarning, stacklevel=2)
 
 
@@ -233,11 +236,10 @@ def _fit_and_save(
     """Fit an estimator with a kernel of its own, and save it."""
     kernel = _build_kernel(options)
     table = _open_table(train, model, options)
-    inputs = [table.location, None if options.y_path is None else Path(options.y_path)]
-    require_disjoint(locate(model), "model", inputs)
     _log_default_width(kernel, options)
     if options.workspace is not None:
-        require_not_inside(as_local_path(options.workspace).absolute(), "workspace", inputs)
+        labels_file = None if options.y_path is None else Path(options.y_path)
+        require_not_inside(as_local_path(options.workspace).absolute(), "workspace", [table.location, labels_file])
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
         if isinstance(source, NamedColumns):
@@ -271,8 +273,6 @@ def _fit_in_map(
 ) -> "KernelEstimator":
     """Fit components, discriminants or a regression in the features of a stored map, to a source, and save them."""
     table = _open_table(train, model, options)
-    inputs = [table.location, Path(map_path), None if options.y_path is None else Path(options.y_path)]
-    require_disjoint(locate(model), "model", inputs)
     estimator: KernelEstimator
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)

@@ -134,5 +134,7 @@ def describe_known_names(absent: Sequence[str], known: Sequence[str]) -> str:
     >>> describe_known_names(["Target"], ["a", "b"])
     "it has columns 'a', 'b'"
     """
-    near = list(dict.fromkeys(name for wrong in absent for name in find_similar_names(wrong, known)))
+    texts = [name for name in known if isinstance(name, str)]  # a frame may call columns by anything
+    similar = (find_similar_names(wrong, texts) for wrong in absent if isinstance(wrong, str))
+    near = list(dict.fromkeys(name for names in similar for name in names))
     return f"near it: {', '.join(f'{name!r:.100}' for name in near)}" if near else f"it has {format_names(known)}"

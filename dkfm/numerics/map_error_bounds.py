@@ -47,7 +47,9 @@ class Residuals:
     Shape (r + 1,)."""
 
 
-def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kernel_rounding: float) -> Array:
+def bound_errors_by_rank(
+    residuals: Residuals, root: Root, lengths: Array, kernel_rounding: float, map_rounding: float
+) -> Array:
     """Bound the error of pairs with a training row, for each number of features that are kept.
 
     Parameters
@@ -58,8 +60,9 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
         Root of the landmarks.
     lengths : ndarray of shape (N,)
         `roots.row_lengths` of the landmarks.
-    kernel_rounding : float
-        Largest rounding error eta of a kernel value in the map, in units of ``sqrt(k(x, x) k(z, z))``.
+    kernel_rounding, map_rounding : float
+        Largest rounding errors eta of a kernel value, in units of ``sqrt(k(x, x) k(z, z))``: in the Gram matrix, and
+        in the map, which may be of float32.
 
     Returns
     -------
@@ -69,6 +72,7 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
     if not lengths.any():  # every row is the zero vector
         return np.zeros(len(residuals.largest_by_rank))
     B, eta = residuals.coefficient_norm, max(kernel_rounding, MIN_KERNEL_ROUNDING)
+    own_eta = max(map_rounding, eta)
     frobenius = np.sqrt(np.cumsum(np.append(0.0, _sum_scaled_squares(root, lengths))))
     norm, zeros = frobenius, np.zeros(len(frobenius))  # of pivots, |R^-1| is not that of the last one
     gamma, moved, stretch = 0.0, zeros, zeros
@@ -78,16 +82,16 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
         error, smallest = DECOMPOSITION_ROUNDING * top, np.minimum.accumulate(np.append(top or 1.0, root.values))
         gamma, moved, stretch = error * unit * unit, error * unit * B / np.sqrt(smallest), error / smallest
         norm = np.minimum(frobenius, 1 / (ratio * np.sqrt(smallest)))
-    stretch = stretch + eta * norm * frobenius
-    shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + 3 * eta * B + (gamma + eta) * B * B
-    measured = np.sqrt(np.minimum(shares, 1.0)) + (1.5 * eta * frobenius + moved) * np.sqrt(1 + stretch)
-    # The eigenvalues of A move by its rounding errors, whose norm is at most eta sqrt(N) if they are random.
+    stretch = stretch + 2 * eta * norm * frobenius
+    shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + 3 * eta * B + (gamma + 1.5 * eta) * B * B
+    measured = np.sqrt(np.minimum(shares, 1.0)) + (1.5 * own_eta * frobenius + moved) * np.sqrt(1 + stretch)
+    # The eigenvalues of A move by the norm of its rounding errors: 2 eta sqrt(N) if they are random.
     limits = zeros + residuals.limits
-    limits = np.where(limits > 0, limits + eta * np.sqrt(len(lengths)), 0.0)
+    limits = np.where(limits > 0, limits + 2 * eta * np.sqrt(len(lengths)), 0.0)
     with np.errstate(divide="ignore"):
         inverse = np.where(stretch < 1, 1 / np.sqrt(np.maximum(1 - stretch, 0.0)), np.inf)
-    limited = np.sqrt(limits) + ((1 + B) * eta * frobenius + moved) * inverse
-    bounds: Array = np.minimum(measured, limited) + eta * B
+    limited = np.sqrt(limits) + ((own_eta + eta * B) * frobenius + moved) * inverse
+    bounds: Array = np.minimum(measured, limited) + own_eta * B
     return bounds
 
 
@@ -118,17 +122,21 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
     if not len(root.dropped_values):
         limits[-1] = 0.0
     factors = root.scales * (root.scales / replace_zero_lengths(lengths))
-    largest, lowest = np.zeros(len(limits)), 0.0
+    largest, lowest, norm = np.zeros(len(limits)), 0.0, 1.0
     largest[0] = lengths.any()
+    # Of a root of K itself, what was dropped moves coefficients of small rows to large ones.
+    probes = None if root.is_scaled(lengths) else root.weights.T @ (lengths[:, np.newaxis] * make_probes(len(lengths)))
     for rows in row_slices(len(lengths), _ROWS_IN_CACHE):
         shares = root.weights[rows] * root.values
         shares *= factors[rows, np.newaxis]
+        if probes is not None:
+            norm = max(norm, estimate_largest_norm(shares @ probes))
         np.cumsum(np.square(shares, out=shares), axis=1, out=shares)
         np.subtract(lengths[rows, np.newaxis] > 0, shares, out=shares)
         np.maximum(largest[1:], shares.max(axis=0), out=largest[1:])
         lowest = min(lowest, float(shares[:, -1:].min(initial=0.0)))
     noise = ROUNDING_SHARE * max(1.0, top * unit * unit)
-    return Residuals(largest, lowest, noise=noise, limits=limits)
+    return Residuals(largest, lowest, norm, noise, limits)
 
 
 def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Array) -> int:

@@ -91,8 +91,8 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     Returns
     -------
     dask.array.Array of shape (n, width), or dask.dataframe.DataFrame of n rows
-        The scores: an array of a Zarr store, a frame of Parquet. Integer ids of which some are null are nullable
-        integers of pandas.
+        The scores: an array of a Zarr store, a frame of Parquet. Integer ids are pandas' nullable integers in chunks
+        in which some are null.
 
     Raises
     ------

@@ -116,6 +116,7 @@ def test_labels_of_a_table_are_no_features_of_the_plan_nor_of_the_fit(data):
         ("x.parquet m --map named --method ridge --target-columns c --dry-run", 1, "'c' is a feature of the map"),
         ("x.parquet m --map map", 1, "5 columns and the map was fitted with 3"),
         ("x.npy map --map map --overwrite", 1, "map"),
+        ("x.npy map --map map --overwrite --dry-run", 1, "which this job reads"),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(data, line, exit_code, sentence):
@@ -139,7 +140,7 @@ def test_few_components_of_a_sigmoid_drop_its_negative_part_as_in_python(data):
 @pytest.mark.parametrize("dry_run", ["", " --dry-run"])
 def test_a_feature_with_the_name_of_ids_is_a_warning(data, dry_run):
     line = "fit x.parquet m --kernel gaussian:sigma=2"
-    with pytest.warns(DkfmWarning, match="The column 'id' is a feature; .* --id-column id, or the features"):
+    with pytest.warns(DkfmWarning, match="The column 'id' is a feature; .* --id-column id, or name the features"):
         run(f"{line}{dry_run}")
     for chosen in ("--id-column id", "--columns a,id"):
         with warnings.catch_warnings():

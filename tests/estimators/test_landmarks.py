@@ -209,6 +209,11 @@ def test_a_tolerance_is_the_error_that_is_asked_for(basis, rng):
     assert exact.truncate(tol=1e-2).rank_ == loose.rank_
 
 
+def test_pivots_leave_of_a_small_tolerance_what_rounding_takes():
+    X = np.random.default_rng(0).normal(size=(800, 2))
+    assert dkfm.ExactFeatureMap(kernels.Gaussian(0.3), basis="cholesky", tol=1e-6).fit(X).error_bound_ <= 1e-6
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

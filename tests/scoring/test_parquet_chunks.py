@@ -126,6 +126,10 @@ IDS = {
     "int32": pa.array([i if i else None for i in range(20)], type=pa.int32()),
     "codes": pa.array([2**60 + i % 4 if i else None for i in range(20)]).dictionary_encode(),
     "bytes": pa.array([bytes([200 + i]) if i else None for i in range(20)]),
+    "flags": pa.array([i % 2 == 0 if i != 3 else None for i in range(20)]),
+    "days": pa.array([i if i else None for i in range(20)], type=pa.date32()),
+    "decimals": pa.array([i if i else None for i in range(20)], type=pa.decimal128(20, 2)),
+    "codes of bytes": pa.array([bytes([200, i]) if i else None for i in range(20)], type=pa.binary(2)),
     "text": pa.array([f"{i}" if i else None for i in range(20)]),
 }
 

@@ -107,8 +107,9 @@ def fit_map(
         scorer, data, None if is_sample else diagonal, root, residuals, lengths, options
     )
     if bounds is not None and options.tol is not None:
-        rank = find_rank_within(bounds[: rank + 1], options.tol)
-        _warn_of_tolerance(float(bounds[rank]), options.tol)
+        bounds = bounds[: rank + 1]
+        rank = find_rank_within(bounds, options.tol)
+        _warn_of_tolerance(bounds, options.tol)
     if rank < len(root.values):
         root = root.truncate(rank)
         landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
@@ -188,12 +189,11 @@ def _bound_errors_and_rank(
         rank = rank_in_float32(root, scorer.kernel_values(rows), own, lengths)
     if diagonal is None:
         return None, rank
+    gram_rounding = map_rounding = kernel_rounding.measure_in_float64(data.kernel, points)
     if dtype == np.float32:
         cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
-        kernel_rounding_error = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
-    else:
-        kernel_rounding_error = kernel_rounding.measure_in_float64(data.kernel, points)
-    bounds = bound_errors_by_rank(residuals, root, lengths, kernel_rounding_error)
+        map_rounding = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
+    bounds = bound_errors_by_rank(residuals, root, lengths, gram_rounding, map_rounding)
     if options.on_indefinite == "clip":
         negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
         if negative or residuals.lowest < -roots.EIGENVECTOR_ERROR_SHARE:
@@ -218,9 +218,9 @@ def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -
     return prepare_scorer(Model(data.kernel, landmarks.indexable_rows, {"features": head}))
 
 
-def _warn_of_tolerance(bound: float, tol: float) -> None:
-    if bound > tol:
-        message = f"No rank of this map is within tol = {tol:.3g}: the least error bound is {bound:.3g}."
+def _warn_of_tolerance(bounds: Array, tol: float) -> None:
+    if (least := float(bounds.min())) > tol:
+        message = f"No rank of this map is within tol = {tol:.3g}: the least error bound is {least:.3g}."
         warnings.warn(message, DkfmWarning, stacklevel=4)
 
 

@@ -156,17 +156,26 @@ def to_numpy_filling_nulls(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[
 
 
 def ids_to_pandas(column: "pa.ChunkedArray") -> "pd.Series[object]":
-    """Return ids (n,) as pandas keeps them exactly: integers with nulls are no floats, and bytes no text."""
+    """Return ids (n,) as pandas keeps them exactly: nullable integers or booleans where some are null.
+
+    Where pandas has no dtype of its own, as of dates, decimals and bytes, it is Arrow's: dask would make text of them.
+    """
     import pandas as pd
     import pyarrow as pa
+    from pyarrow import types
 
-    if pa.types.is_integer(column.type) and column.null_count:
-        name = str(column.type)
-        nullable = pd.api.types.pandas_dtype(name.replace("uint", "UInt") if name[0] == "u" else name.capitalize())
-        return column.to_pandas(types_mapper=lambda dtype: nullable)
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return column.to_pandas(types_mapper=pd.ArrowDtype)
-    return column.to_pandas()
+    dtype = column.type
+    if types.is_integer(dtype) or types.is_boolean(dtype):
+        if not column.null_count:
+            return column.to_pandas()
+        names = {pa.bool_(): "boolean", pa.uint8(): "UInt8", pa.uint16(): "UInt16", pa.uint32(): "UInt32"}
+        names |= {pa.uint64(): "UInt64"}
+        nullable = pd.api.types.pandas_dtype(names.get(dtype, str(dtype).capitalize()))
+        return pd.Series(nullable.__from_arrow__(column))
+    own = (types.is_floating, types.is_string, types.is_large_string, types.is_timestamp, types.is_duration)
+    if types.is_dictionary(dtype) or any(is_own(dtype) for is_own in own):
+        return column.to_pandas()
+    return pd.Series(pd.ArrowDtype(dtype).__from_arrow__(column))
 
 
 def ids_to_numpy(column: "pa.ChunkedArray") -> npt.NDArray[np.generic]:
