@@ -82,12 +82,12 @@ def bound_errors_by_rank(
         error, smallest = DECOMPOSITION_ROUNDING * top, np.minimum.accumulate(np.append(top or 1.0, root.values))
         gamma, moved, stretch = error * unit * unit, error * unit * B / np.sqrt(smallest), error / smallest
         norm = np.minimum(frobenius, 1 / (ratio * np.sqrt(smallest)))
-    stretch = stretch + 2 * eta * norm * frobenius
-    shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + 3 * eta * B + (gamma + 1.5 * eta) * B * B
+    stretch = stretch + eta * norm * frobenius
+    shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + 3 * eta * B + (gamma + eta) * B * B
     measured = np.sqrt(np.minimum(shares, 1.0)) + (1.5 * own_eta * frobenius + moved) * np.sqrt(1 + stretch)
-    # The eigenvalues of A move by the norm of its rounding errors: 2 eta sqrt(N) if they are random.
+    # The eigenvalues of A move by the norm of its rounding errors: eta sqrt(N), if their standard deviation is eta / 2.
     limits = zeros + residuals.limits
-    limits = np.where(limits > 0, limits + 2 * eta * np.sqrt(len(lengths)), 0.0)
+    limits = np.where(limits > 0, limits + eta * np.sqrt(len(lengths)), 0.0)
     with np.errstate(divide="ignore"):
         inverse = np.where(stretch < 1, 1 / np.sqrt(np.maximum(1 - stretch, 0.0)), np.inf)
     limited = np.sqrt(limits) + ((own_eta + eta * B) * frobenius + moved) * inverse

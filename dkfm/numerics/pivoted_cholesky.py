@@ -31,8 +31,8 @@ from dkfm.numerics.roots import (
 _TOL_SHARE = 0.9
 """Share of a tolerance that dropped residuals may take; the rest is left for rounding."""
 
-_COEFFICIENT_ROUNDING = 2000 * EPS
-"""Part of a squared tolerance that is left for the rounding of coefficients, ``12 eps B^2`` with B about 13."""
+_COEFFICIENT_ROUNDING = 1500 * EPS
+"""Part of a squared tolerance that is left for the rounding of coefficients, ``8 eps B^2`` with B about 13."""
 
 RESIDUAL_ROUNDING = 8 * EPS
 """Rounding error of a residual, as a share of k(x, x), that is computed from the factor."""

@@ -33,12 +33,12 @@ def test_bounds_are_what_remains_and_what_rounding_may_add(values, eta, norm):
     weights, last = np.sqrt(np.cumsum(np.append(0.0, 1 / values))), np.append(values[0], values)
     own = max(10 * eta, 8 * roots.EPS)
     eta, gamma = max(eta, 8 * roots.EPS), 16 * roots.EPS * values[0]
-    stretch = gamma / last + 2 * eta * np.minimum(weights, 1 / np.sqrt(last)) * weights
-    left = np.minimum(remaining + 3 * eta * norm + (gamma + 1.5 * eta) * norm**2, 1.0)
+    stretch = gamma / last + eta * np.minimum(weights, 1 / np.sqrt(last)) * weights
+    left = np.minimum(remaining + 3 * eta * norm + (gamma + eta) * norm**2, 1.0)
     moved = gamma * norm / np.sqrt(last)
     measured = np.sqrt(left) + (1.5 * own * weights + moved) * np.sqrt(1 + stretch)
     with np.errstate(all="ignore"):
-        known = np.sqrt(np.append(values + 2 * eta * np.sqrt(r), 0.0))
+        known = np.sqrt(np.append(values + eta * np.sqrt(r), 0.0))
         known += np.where(stretch < 1, ((own + eta * norm) * weights + moved) / np.sqrt(1 - stretch), np.inf)
     np.testing.assert_allclose(found, np.minimum(measured, known) + own * norm, rtol=1e-9)
     for tol in (0.0, 1e-3, 1.0):
@@ -79,7 +79,7 @@ def test_decompositions_are_as_exact_as_the_bound_takes_them_to_be(kernel, basis
     change = (W.T @ (A @ W) - np.eye(W.shape[1])).astype(np.float64)  # -(D W)' G (D W)
     norms = np.linalg.norm(W.astype(np.float64), 2), np.linalg.norm(W.astype(np.float64))
     eta = map_error_bounds.MIN_KERNEL_ROUNDING
-    stretch = 2 * eta * norms[0] * norms[1]
+    stretch = eta * norms[0] * norms[1]
     if basis == "spectral":
         stretch += map_error_bounds.DECOMPOSITION_ROUNDING * root.values[0] / root.values[-1]
     assert np.linalg.norm(change, 2) <= stretch
