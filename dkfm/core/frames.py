@@ -131,10 +131,10 @@ def describe_known_names(absent: Sequence[str], known: Sequence[str]) -> str:
 
     >>> describe_known_names(["Target"], ["a", "b", "target"])
     "near it: 'target'"
-    >>> describe_known_names(["Target"], ["a", "b"])
-    "it has columns 'a', 'b'"
+    >>> describe_known_names([5], ["a", 7])  # a frame may call its columns by anything
+    "it has columns 'a', 7"
     """
-    texts = [name for name in known if isinstance(name, str)]  # a frame may call columns by anything
+    texts = [name for name in known if isinstance(name, str)]
     similar = (find_similar_names(wrong, texts) for wrong in absent if isinstance(wrong, str))
     near = list(dict.fromkeys(name for names in similar for name in names))
     return f"near it: {', '.join(f'{name!r:.100}' for name in near)}" if near else f"it has {format_names(known)}"

@@ -207,3 +207,12 @@ def test_an_eigenvalue_of_exactly_0_that_is_dropped_is_a_direction_that_is_left(
     phi = ExactFeatureMap(kernels.Gaussian(30.0)).fit(X)
     assert list(phi.dropped_) == [0.0]
     assert 1e-8 < phi.error_bound_ < 1e-6
+
+
+def test_what_a_root_of_k_itself_drops_moves_coefficients_to_large_rows(rng):
+    X, lengths = rng.normal(size=(60, 2)), rng.permutation(np.logspace(-2, 1, 60))
+    root = roots.inverse_root(np.asfortranarray(kernels.Gaussian(0.5)(X) * np.outer(lengths, lengths)), rcond=1e-6)
+    V = root.weights * np.sqrt(root.values)
+    truth = (np.linalg.norm(lengths[:, np.newaxis] * (V @ V.T), axis=0) / lengths).max()
+    assert truth > 3
+    assert 0.5 < map_error_bounds.bound_landmark_residuals(root, lengths).coefficient_norm / truth < 2
