@@ -38,8 +38,9 @@ class Residuals:
     lowest: float = 0.0
     """Smallest share of a row after all features: negative only by rounding, or for an indefinite kernel. Of a root of
     K itself it is a share of the largest k(x, x)."""
-    coefficient_norm: float = 1.0
-    """Largest ``|D c| / sqrt k(x, x)`` of a row's coefficients c for the landmarks; 1 if all rows are landmarks."""
+    coefficient_norm: float | Array = 1.0
+    """Largest ``|D c| / sqrt k(x, x)`` of a row's coefficients c for the landmarks, of all features; or, of shape
+    (r + 1,), of 0, 1, .. r of them."""
     noise: float = 8 * EPS
     """Rounding error of the shares, beside that of the features with which they were measured."""
     limits: Array | float = np.inf
@@ -71,18 +72,20 @@ def bound_errors_by_rank(
     """
     if not lengths.any():  # every row is the zero vector
         return np.zeros(len(residuals.largest_by_rank))
-    B, eta = residuals.coefficient_norm, max(kernel_rounding, MIN_KERNEL_ROUNDING)
+    eta = max(kernel_rounding, MIN_KERNEL_ROUNDING)
     own_eta = max(map_rounding, eta)
-    frobenius = np.sqrt(np.cumsum(np.append(0.0, _sum_scaled_squares(root, lengths))))
+    squares = np.cumsum(np.append(0.0, _sum_scaled_squares(root, lengths)))
+    frobenius = np.sqrt(squares)
     norm, zeros = frobenius, np.zeros(len(frobenius))  # of pivots, |R^-1| is not that of the last one
-    gamma, moved, stretch = 0.0, zeros, zeros
+    gamma, moved, stretch, unit = 0.0, zeros, zeros, 1.0
     if not root.triangular:
         ratio, unit = root.get_scale_ratio_range(lengths)
         top = float(root.values.max(initial=0.0))
         error, smallest = DECOMPOSITION_ROUNDING * top, np.minimum.accumulate(np.append(top or 1.0, root.values))
-        gamma, moved, stretch = error * unit * unit, error * unit * B / np.sqrt(smallest), error / smallest
+        gamma, moved, stretch = error * unit * unit, error * unit / np.sqrt(smallest), error / smallest
         norm = np.minimum(frobenius, 1 / (ratio * np.sqrt(smallest)))
-    stretch = stretch + eta * norm * frobenius
+    B = _bound_coefficients(residuals, squares, norm, unit)
+    stretch, moved = stretch + eta * norm * frobenius, moved * B
     shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + 3 * eta * B + (gamma + eta) * B * B
     measured = np.sqrt(np.minimum(shares, 1.0)) + (1.5 * own_eta * frobenius + moved) * np.sqrt(1 + stretch)
     # The eigenvalues of A move by the norm of its rounding errors: eta sqrt(N), if their standard deviation is eta / 2.
@@ -92,6 +95,22 @@ def bound_errors_by_rank(
         inverse = np.where(stretch < 1, 1 / np.sqrt(np.maximum(1 - stretch, 0.0)), np.inf)
     limited = np.sqrt(limits) + ((own_eta + eta * B) * frobenius + moved) * inverse
     bounds: Array = np.minimum(measured, limited) + own_eta * B
+    return bounds
+
+
+def _bound_coefficients(residuals: Residuals, squares: Array, norm: Array, unit: float) -> Array:
+    """Bound the coefficients' norm after 0, 1, .. r features; it is known of all of them, and grows with fewer.
+
+    `squares` are those of the Frobenius norms of ``D W``, (r + 1,), `norm` bounds of its norms, and `unit` the largest
+    ratio of a row's scale to its length.
+    """
+    known = np.asarray(residuals.coefficient_norm)
+    if known.ndim:
+        return known
+    # What rounding may add to |phi(x)|^2 / k(x, x). A bound is far above 1 before the limit matters.
+    excess = min(residuals.noise + max(-residuals.lowest, 0.0) * unit * unit, 1e30)
+    left_out = np.sqrt(np.maximum(residuals.largest_by_rank, 0.0) + excess) * np.sqrt(squares[-1] - squares)
+    bounds: Array = np.maximum(np.minimum(known + left_out, norm * np.sqrt(1 + excess)), 1.0)
     return bounds
 
 
@@ -124,7 +143,7 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
     factors = root.scales * (root.scales / replace_zero_lengths(lengths))
     largest, lowest, norm = np.zeros(len(limits)), 0.0, 1.0
     largest[0] = lengths.any()
-    # Of a root of K itself, what was dropped moves coefficients of small rows to large ones.
+    # A projection on eigenvectors lengthens no coefficients; of K itself it moves those of small rows to large ones.
     probes = None if root.is_scaled(lengths) else root.weights.T @ (lengths[:, np.newaxis] * make_probes(len(lengths)))
     for rows in row_slices(len(lengths), _ROWS_IN_CACHE):
         shares = root.weights[rows] * root.values
@@ -136,7 +155,7 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
         np.maximum(largest[1:], shares.max(axis=0), out=largest[1:])
         lowest = min(lowest, float(shares[:, -1:].min(initial=0.0)))
     noise = ROUNDING_SHARE * max(1.0, top * unit * unit)
-    return Residuals(largest, lowest, norm, noise, limits)
+    return Residuals(largest, lowest, np.ones(len(limits)) if probes is None else norm, noise, limits)
 
 
 def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Array) -> int:

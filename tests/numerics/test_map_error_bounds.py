@@ -34,6 +34,8 @@ def test_bounds_are_what_remains_and_what_rounding_may_add(values, eta, norm):
     own = max(10 * eta, 8 * roots.EPS)
     eta, gamma = max(eta, 8 * roots.EPS), 16 * roots.EPS * values[0]
     stretch = gamma / last + eta * np.minimum(weights, 1 / np.sqrt(last)) * weights
+    beyond = np.sqrt(np.maximum(weights[-1] ** 2 - weights**2, 0.0))
+    norm = np.maximum(np.minimum(norm + np.sqrt(remaining) * beyond, np.minimum(weights, 1 / np.sqrt(last))), 1.0)
     left = np.minimum(remaining + 3 * eta * norm + (gamma + eta) * norm**2, 1.0)
     moved = gamma * norm / np.sqrt(last)
     measured = np.sqrt(left) + (1.5 * own * weights + moved) * np.sqrt(1 + stretch)
@@ -207,6 +209,25 @@ def test_an_eigenvalue_of_exactly_0_that_is_dropped_is_a_direction_that_is_left(
     phi = ExactFeatureMap(kernels.Gaussian(30.0)).fit(X)
     assert list(phi.dropped_) == [0.0]
     assert 1e-8 < phi.error_bound_ < 1e-6
+
+
+@pytest.mark.parametrize("triangular", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_coefficients_of_fewer_features_are_bounded_by_those_of_all(seed, triangular):
+    rng = np.random.default_rng(seed)
+    X, k = rng.normal(size=(300, 2)), kernels.Gaussian(1.0)  # k(x, x) = 1, so that D is the identity
+    landmarks = X[:20]
+    W = fitted(k, landmarks).weights
+    if triangular:
+        W = np.linalg.inv(np.linalg.cholesky(k(landmarks))).T
+    features = k(X, landmarks) @ W
+    truth = np.linalg.norm(np.cumsum(features.T[:, np.newaxis] * W.T[:, :, np.newaxis], axis=0), axis=1).max(axis=1)
+    squares = np.append(0.0, np.cumsum(np.square(W).sum(axis=0)))
+    left = np.append(1.0, (1 - np.cumsum(np.square(features), axis=1)).max(axis=0))
+    found = map_error_bounds._bound_coefficients(Residuals(left, 0.0, truth[-1]), squares, np.sqrt(squares), 1.0)
+    assert found[-1] == pytest.approx(max(truth[-1], 1.0))
+    assert (found[1:] >= truth * (1 - 1e-9)).all()
+    assert (found >= 1.0).all()
 
 
 def test_what_a_root_of_k_itself_drops_moves_coefficients_to_large_rows(rng):
