@@ -137,7 +137,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
 )
 @click.option("--labels", metavar="FILE", help="Of fisher, or a ridge that classifies: a .npy file of a label a row.")
-@click.option("--label-column", metavar="NAME", help="In place of --labels: a column of a table, of numbers.")
+@click.option("--label-column", metavar="NAME", help="In place of --labels: a column of a table, of text or numbers.")
 @click.option("--targets", metavar="FILE", help="Of ridge: a .npy file of one or more numbers for each row of TRAIN.")
 @click.option("--target-columns", metavar="NAMES", help="In place of --targets: columns of a table, with commas.")
 @click.option(
@@ -154,7 +154,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix, or how far a long fit is, here.")
-@click.option("--standardize", is_flag=True, help="Of a pca: make (x - mean) / scale of each column first.")
+@click.option("--standardize", is_flag=True, help="Make (x - mean) / scale of each column first; MODEL keeps both.")
 @click.option("--random-state", type=click.IntRange(min=0), help="Of features: seed of landmarks and samples.")
 @click.option("--dry-run", is_flag=True, help="Say what would be computed, its memory, disk and time; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of dkfm at MODEL; nothing else is ever replaced.")

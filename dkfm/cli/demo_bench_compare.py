@@ -8,6 +8,7 @@ import click
 from dkfm.cli import option_parsing
 from dkfm.cli.logging_options import add_logging_options, print_summary
 from dkfm.core.terminal_output import print_result
+from dkfm.errors import InvalidInputError
 
 
 @click.command()
@@ -45,7 +46,8 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 
 @click.command()
 @click.argument("train", type=click.Path())
-@click.option("--labels", required=True, metavar="Y.NPY", help="A label for each row of TRAIN.")
+@click.option("--labels", metavar="Y.NPY", help="A label for each row of TRAIN.")
+@click.option("--label-column", metavar="NAME", help="In place of --labels: a column of TRAIN, and of TEST.")
 @click.option(
     "--kernel",
     "specs",
@@ -64,7 +66,8 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 @add_logging_options
 def compare(
     train: str,
-    labels: str,
+    labels: str | None,
+    label_column: str | None,
     specs: tuple[str, ...],
     columns: str | None,
     id_column: str | None,
@@ -85,22 +88,35 @@ def compare(
     from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
 
+    if (labels is None) == (label_column is None):
+        raise click.UsageError("dkfm compare takes --labels, or --label-column of a table; one of them.")
+    if label_column is not None and test_labels is not None:
+        raise click.UsageError("--test-labels belongs to --labels; with --label-column TEST has that column too.")
     kernels = [option_parsing.parse_kernel(spec) for spec in specs]
     if html is not None:
         import_pyplot()
         option_parsing.require_parent_folder(html)
         html_page.require_replaceable_page(Path(html).resolve())
-    y = option_parsing.read_labels(labels, "--labels")
+    y = None if labels is None else option_parsing.read_labels(labels, "--labels")
     t = None if test_labels is None else option_parsing.read_labels(test_labels, "--test-labels")
-    rows = open_source(train, columns=option_parsing.parse_list(columns), id_column=id_column)
+    excluded = [] if label_column is None else [label_column]
+    rows = open_source(
+        train, columns=option_parsing.parse_list(columns), id_column=id_column, excluded_columns=excluded
+    )
     if html is not None:
         inputs = [
             locate(test) if test is not None else None,
-            Path(labels),
-            None if test_labels is None else Path(test_labels),
+            *(Path(path) for path in (labels, test_labels) if path is not None),
         ]
         require_disjoint(Path(html).absolute(), "page", [rows.location, *inputs])
     names = list(rows.columns) if isinstance(rows, NamedColumns) else None
+    if label_column is not None:
+        if names is None:
+            raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
+        if label_column in names:
+            raise click.UsageError(f"--label-column {label_column} is no feature; leave it out of --columns.")
+        y = option_parsing.read_label_column(train, label_column, names)
+        t = None if test is None else option_parsing.read_label_column(test, label_column, names)
     held_out = None if test is None else open_source(test, "test", columns=names)
     result = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
     if not as_json:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dkfm import estimators
 from dkfm.cli import option_parsing as arguments
 from dkfm.cli import process
+from dkfm.core import chunking
 from dkfm.core.frames import format_names
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "build", "random_state"
 """Options of the method features alone."""
 
-_PCA_OPTIONS = ("standardize",)
-"""Options of the method pca alone."""
-
 _ID_NAMES = "id", "ids", "index"
 """Names of columns that are hardly features, beside those that end with "_id"."""
 
@@ -54,7 +52,6 @@ _TARGET_OPTIONS = "targets", "target_columns"
 
 _OPTIONS_OF = {
     ("features",): _FEATURE_OPTIONS,
-    ("pca",): _PCA_OPTIONS,
     ("fisher",): ("shrinkage",),
     ("ridge",): (*_TARGET_OPTIONS, "alpha"),
     ("fisher", "ridge"): (*_LABEL_OPTIONS, "solver"),
@@ -66,7 +63,7 @@ _OPTIONS_OF = {
 _COMMON_OPTIONS = "tile_rows", "workspace", "dtype", "progress"
 """Options that are parameters of every estimator."""
 
-_MAP_OPTIONS = "kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", *_PCA_OPTIONS
+_MAP_OPTIONS = "kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", "standardize"
 """Options that fits in the features of a map do not have."""
 
 
@@ -174,9 +171,12 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
 def _open_table(train: str, model: str, options: FitOptions) -> Source:
     """Return the training rows, if a model can be written."""
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
-    table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
+    columns = arguments.parse_list(options.columns)
+    if columns is not None:
+        columns = [name for name in columns if name not in options.y_columns]
+    table = open_source(train, columns=columns, id_column=options.id_column, excluded_columns=options.y_columns)
     if options.columns is None and options.map_path is None and isinstance(table, NamedColumns):
-        _warn_of_ids([name for name in table.columns if name not in options.y_columns], options.id_column)
+        _warn_of_ids(list(table.columns), options.id_column)
     inputs = [table.location, *(Path(path) for path in (options.map_path, options.y_path) if path is not None)]
     require_disjoint(locate(model), "model", inputs)
     return table
@@ -194,8 +194,11 @@ def _warn_of_ids(features: list[str], id_column: str | None) -> None:
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:
     """Raise unless there are labels or targets where the options say, one for each row of a file."""
     if options.y_columns:
-        _list_feature_columns(table, train, options)
-        open_source(train, columns=options.y_columns, id_column=options.id_column)
+        features = _list_feature_columns(table, train, options)
+        if options.label_column is not None:
+            arguments.read_label_column(train, options.label_column, features)
+        else:
+            open_source(train, columns=options.y_columns)
     elif options.y_path is not None:
         option, word = ("--targets", "target") if options.targets else ("--labels", "label")
         count, n = len(arguments.read_labels(options.y_path, option, word)), table.shape[0]
@@ -248,7 +251,11 @@ def _fit_and_save(
             from dkfm.estimators.fitting import out_of_core_rows
             from dkfm.gram.streamed_rows import SourceRows
 
-            estimator = _build_estimator(kernel, options)
+            estimator, more = _build_estimator(kernel, options), {}
+        if options.standardize and options.method == "pca":
+            more = {"standardize": True}
+        elif options.standardize:
+            estimator.set_params(kernel=_standardize_columns(kernel, source))
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
             memory.require_factorization_memory(
                 source.shape[0], source.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies
@@ -261,11 +268,19 @@ def _fit_and_save(
         watch.require_same("read", "fit again")
     if not streams:
         with connection:
-            estimator.fit(rows, labels, **options.select_given(_PCA_OPTIONS))
+            estimator.fit(rows, labels, **more)
     if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model, overwrite=options.overwrite)
     return estimator
+
+
+def _standardize_columns(kernel: Kernel, source: Source) -> Kernel:
+    """Return the kernel of rows standardized to mean 0 and variance 1 over a source, which is read in parts."""
+    from dkfm.estimators.fitting.pca import make_standardizing_kernel
+
+    n, count = source.shape[0], chunking.choose_tile_rows(source.float64s_per_row)
+    return make_standardizing_kernel(kernel, (read_finite(source, rows) for rows in chunking.row_slices(n, count)))[0]
 
 
 def _fit_in_map(
@@ -328,25 +343,22 @@ def _ridge_class(options: FitOptions) -> "type[RidgeEstimator]":
 
 
 def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":
-    """Return the source without the columns of labels or targets, and these if there are any."""
-    ids, names = options.id_column, options.y_columns
-    if not names:
+    """Return the source, which has no columns of labels or targets, and these if there are any."""
+    if not options.y_columns:
         if options.targets is not None:
             return source, arguments.read_labels(options.targets, "--targets", "target")
         return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
     features = _list_feature_columns(source, train, options)
-    y_source = open_source(train, columns=names, id_column=ids)
-    values = cast("Array", y_source.read(slice(0, y_source.shape[0])))
-    others = open_source(train, columns=features, id_column=ids)
-    if options.label_column is None:
-        return others, values if len(names) > 1 else values[:, 0]
-    are_integers = bool((values == np.rint(values)).all())
-    return others, values[:, 0].astype(np.int64) if are_integers else values[:, 0]
+    if options.label_column is not None:
+        return source, arguments.read_label_column(train, options.label_column, features)
+    targets = open_source(train, columns=options.y_columns)
+    values = cast("Array", targets.read(slice(0, targets.shape[0])))
+    return source, values if values.shape[1] > 1 else values[:, 0]
 
 
 def _list_feature_columns(source: Source, train: str, options: FitOptions) -> list[str]:
-    """Return the columns of a table that are neither labels nor targets."""
+    """Return the columns of a table that was opened without those of labels and targets."""
     if not isinstance(source, NamedColumns):
         option, file = ("label-column", "labels") if options.label_column else ("target-columns", "targets")
         raise InvalidInputError(f"--{option} names a column of a table, and {train} is none; use --{file}.")
-    return [name for name in source.columns if name not in options.y_columns]
+    return list(source.columns)

@@ -11,6 +11,8 @@ import click
 from dkfm.errors import InvalidInputError, extract_reason, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import numpy.typing as npt
 
@@ -188,3 +190,33 @@ def require_parent_folder(path: str) -> None:
         raise InvalidInputError(
             f"{path} cannot be written: {'it is a folder' if folder.is_dir() else 'its folder is not there'}."
         )
+
+
+def read_label_column(path: str, name: str, features: "Sequence[str]") -> "npt.NDArray[np.generic]":
+    """Return the labels (n,) in a column of a table, or in the key of its folders, as ``country=de``.
+
+    They are text or numbers, which are integers if all are whole. `features` are other columns.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    from dkfm.files.location import locate
+    from dkfm.sources.parquet import ParquetSource
+
+    source = ParquetSource.open(locate(path), features[:1], name)  # the labels take the place of ids
+    labels = source.read_ids(slice(0, source.shape[0]))
+    if labels.null_count:
+        raise InvalidInputError(
+            f"The label column {name!r} of {path} has no label in {labels.null_count:,} of {len(labels):,} rows; "
+            "leave these rows out."
+        )
+    if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
+        return np.array(labels.to_pylist(), dtype=np.str_)
+    if pa.types.is_integer(labels.type):
+        return np.asarray(labels.to_numpy())
+    if not (pa.types.is_floating(labels.type) or pa.types.is_boolean(labels.type) or pa.types.is_decimal(labels.type)):
+        raise InvalidInputError(
+            f"The label column {name!r} of {path} holds {labels.type}, and must hold text or numbers."
+        )
+    values = np.asarray(labels.cast(pa.float64()).to_numpy())
+    return values.astype(np.int64) if (values == np.rint(values)).all() else values

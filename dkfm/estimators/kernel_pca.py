@@ -226,7 +226,7 @@ class KernelPCA(InverseTransformMixin):
         columns: dict[str, Array] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
-            kernel, columns = pca.make_standardizing_kernel(kernel, X, sample_weight)
+            kernel, columns = pca.make_standardizing_kernel(kernel, [X], sample_weight)
         rows = self._check_data(X, kernel, copy=bool(self.copy_X))
         rows, weights = training_data.drop_zero_weights(rows, sample_weight)
         weighting = Weighting(weights, bool(self.centered))

@@ -31,6 +31,7 @@ def open_source(
     columns: Sequence[str] | None = None,
     id_column: str | None = None,
     fitted_columns: Sequence[str] | None = None,
+    excluded_columns: Sequence[str] = (),
 ) -> Source:
     """Return a source for an array, a data frame, a path, a URL of fsspec, or a local Zarr array.
 
@@ -49,6 +50,8 @@ def open_source(
         Name of the column that contains the ids of the rows, or of the key of partition folders (``country=de``).
     fitted_columns : sequence of str, optional
         Names of the columns to read if `columns` is None; ignored if the columns of `data` have no names.
+    excluded_columns : sequence of str
+        Names of columns of Parquet files that are not read by default.
 
     Returns
     -------
@@ -66,7 +69,7 @@ def open_source(
     """
     requested = fitted_columns if columns is None else columns
     if isinstance(data, str | os.PathLike):
-        return _open_location(locate(data), requested, columns, id_column)
+        return _open_location(locate(data), requested, columns, id_column, excluded_columns)
     if (path := _find_local_zarr_path(data)) is not None:
         _require_no_columns(name, columns, id_column)
         return open_zarr(path)
@@ -82,13 +85,17 @@ def _find_local_zarr_path(data: object) -> Path | None:
 
 
 def _open_location(
-    location: Location, requested: Sequence[str] | None, columns: Sequence[str] | None, id_column: str | None
+    location: Location,
+    requested: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    id_column: str | None,
+    excluded_columns: Sequence[str],
 ) -> Source:
     suffix = _detect_format(location)
     if suffix == _PARQUET:
         from dkfm.sources.parquet import ParquetSource  # pyarrow is an extra, and slow to import
 
-        return ParquetSource.open(location, requested, id_column)
+        return ParquetSource.open(location, requested, id_column, excluded_columns)
     _require_no_columns(location, columns, id_column)
     if suffix not in _OPENERS:
         raise InvalidInputError(

@@ -80,7 +80,11 @@ class ParquetSource(DenseRows):
 
     @classmethod
     def open(
-        cls, location: Location | TableFiles, columns: Sequence[str] | None = None, id_column: str | None = None
+        cls,
+        location: Location | TableFiles,
+        columns: Sequence[str] | None = None,
+        id_column: str | None = None,
+        excluded_columns: Sequence[str] = (),
     ) -> "ParquetSource":
         """Return a source from the footers of a file, or of all files of a folder.
 
@@ -94,6 +98,8 @@ class ParquetSource(DenseRows):
         id_column : str, optional
             Name of a column of numbers, text or times with the ids of the rows, for `read_ids`; or the key of partition
             folders, whose values are text.
+        excluded_columns : sequence of str
+            Names of other columns that are not read by default.
 
         Raises
         ------
@@ -101,7 +107,9 @@ class ParquetSource(DenseRows):
             A file is not a Parquet file, a column is missing or does not contain numbers, or there are no rows.
         """
         table = location if isinstance(location, TableFiles) else TableFiles.parse(location)
-        stamp, layout = parquet_footers.read_layout_with_stamp(table, validate_columns_argument(columns), id_column)
+        stamp, layout = parquet_footers.read_layout_with_stamp(
+            table, validate_columns_argument(columns), id_column, excluded=excluded_columns
+        )
         largest_group = int(np.diff(layout.first_rows).max())
         _cached_layouts.get_or_compute((table, stamp, layout.first_file_column_indices, id_column), lambda: layout)
         return cls(

@@ -192,7 +192,11 @@ _cached_metadata = lru_cache(maxsize=_CACHED_FOOTERS)(_read_metadata)
 
 
 def read_layout_with_stamp(
-    table: TableFiles, requested: Sequence[str | int] | None, id_column: str | None, expected_stamp: str | None = None
+    table: TableFiles,
+    requested: Sequence[str | int] | None,
+    id_column: str | None,
+    expected_stamp: str | None = None,
+    excluded: Sequence[str] = (),
 ) -> tuple[str, TableLayout]:
     """Return the stamp and the footers of a table.
 
@@ -201,7 +205,7 @@ def read_layout_with_stamp(
     table : TableFiles
         Files of the table.
     requested : sequence of str or int, optional
-        Columns, by name or by index in the first file; by default all of that file but ids and index.
+        Columns, by name or by index in the first file; by default all of that file but ids, index and `excluded`.
     id_column : str, optional
         Name of the column of ids, or of the key of the partition folders.
     expected_stamp : str, optional
@@ -218,8 +222,9 @@ def read_layout_with_stamp(
     first = _read_footer(files[0], None).schema
     partition_ids = _find_partition_ids(files, first, id_column)
     file_id_column = id_column if partition_ids is None else None
+    hidden = id_column, *excluded
     if requested is None:
-        columns = _default_columns(first, id_column)
+        columns = _default_columns(first, hidden)
     else:
         columns = tuple(first.names[column] if isinstance(column, int) else column for column in requested)
     if not columns:
@@ -242,7 +247,7 @@ def read_layout_with_stamp(
             if file_index == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
                 require_ids(schema, first, file_id_column, file.location)
-                if requested is None and (more := sorted(set(_default_columns(schema, id_column)) - set(columns))):
+                if requested is None and (more := sorted({*_default_columns(schema, hidden)} - {*columns})):
                     raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
             nonempty = [number for number, count in enumerate(rows) if count]
             counts += [rows[number] for number in nonempty]
@@ -251,7 +256,7 @@ def read_layout_with_stamp(
     if not 0 < sum(counts) <= _MAX_ROWS:
         raise InvalidInputError(f"{table} needs at least one row, and at most 2**48, and has {sum(counts)}.")
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
-    places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
+    places = None if requested is None and not excluded else _compact_indices([*map(first.names.index, columns)])
     indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)
     id_type = pa.string() if partition_ids else None if id_column is None else _id_value_type(first, id_column)
     footer_bytes = kept_bytes + largest * min(_CACHED_FOOTERS, kept.count(None))
@@ -323,10 +328,10 @@ def _compact_indices(indices: list[int]) -> tuple[int, ...] | range:
     return consecutive if list(consecutive) == indices else tuple(indices)
 
 
-def _default_columns(schema: "pa.Schema", id_column: str | None) -> tuple[str, ...]:
-    """Return all columns but the ids and the index of a data frame, which pandas does not count as a column."""
-    excluded = {id_column, *_index_columns(schema)}
-    return tuple(name for name in schema.names if name not in excluded)
+def _default_columns(schema: "pa.Schema", hidden: Sequence[str | None]) -> tuple[str, ...]:
+    """Return all columns but those hidden and the index of a data frame, which pandas does not count as a column."""
+    left_out = {*hidden, *_index_columns(schema)}
+    return tuple(name for name in schema.names if name not in left_out)
 
 
 def _index_columns(schema: "pa.Schema") -> list[str]:
@@ -350,7 +355,7 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locati
         if not _is_number(column_types[name]):
             raise InvalidInputError(
                 f"The column {name!r} of {path} holds {column_types[name]!s:.100}, and must hold numbers or booleans; "
-                "convert it, leave it out with columns=, or make it the id_column."
+                "convert it, leave it out with columns=, or name it as the ids (or, to dkfm fit, as labels)."
             )
     return all(types.is_float32(column_types[name]) for name in columns)
 
@@ -370,11 +375,11 @@ def require_ids(
         return None
     if id_column not in schema.names:
         known = describe_known_names([id_column], schema.names)
-        raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids; {known}.")
+        raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids or labels; {known}.")
     dtype, expected = _id_value_type(schema, id_column), _id_value_type(first_schema, id_column)
     if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
         raise InvalidInputError(
-            f"The ids {id_column!r} of {path} are {dtype!s:.100}, and must be plain numbers, text or times."
+            f"The column {id_column!r} of {path} holds {dtype!s:.100}, and must hold plain numbers, text or times."
         )
     if dtype != expected:
         raise InvalidInputError(

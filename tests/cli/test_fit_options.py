@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli.app import main
+from dkfm.core import chunking
 from dkfm.errors import StoreError
 from dkfm.kernels import Gaussian
 from dkfm.storage import remote_stores
@@ -59,13 +60,19 @@ def test_a_fit_that_fails_leaves_the_model_that_it_would_replace(fit):
     assert dkfm.load("model").kernel_ == Gaussian(2.0)
 
 
-def test_standardize_is_that_of_python_and_of_components_alone(fit, rows):
+def test_standardize_is_that_of_python(fit, rows):
     assert fit("--param sigma=2 --components 3 --standardize").exit_code == 0
     ours = dkfm.KernelPCA(3, kernel=Gaussian(2.0)).fit(rows, standardize=True)
     np.testing.assert_allclose(dkfm.load("model").transform(rows), ours.transform(rows), rtol=1e-12, atol=1e-13)
-    refused = fit("--method features --standardize --overwrite")
-    assert refused.exit_code == 2
-    assert "--standardize belongs to --method pca." in refused.stderr
+
+
+@pytest.mark.parametrize("build", ["gram", "rounds"])
+def test_rows_that_are_read_in_parts_are_standardized(fit, rows, build, monkeypatch):
+    monkeypatch.setattr(chunking, "choose_tile_rows", lambda *arguments: 7)
+    assert fit(f"--method features --basis cholesky --build {build} --param sigma=2 --standardize").exit_code == 0
+    found = dkfm.load("model").kernel_.h
+    np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-13)
+    np.testing.assert_allclose(found.scale, rows.std(axis=0), rtol=1e-13)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Fit kernel principal components: choose the solver, and keep the Gram matrix in memory or in its store."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -347,14 +347,21 @@ def compute_landmark_moments(feature_map: FittedMap, sample_weight: object) -> t
     return kernel_components.compute_moments_of_landmarks(feature_map.root, np.ones(points.shape[0]), trace)
 
 
-def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, Array]]:
-    """Return the kernel of rows standardized to mean 0 and variance 1 over X, and the mean and scale of each column."""
+def make_standardizing_kernel(
+    kernel: Kernel, parts: Iterable[object], sample_weight: object = None
+) -> tuple[Kernel, dict[str, Array]]:
+    """Return the kernel of rows standardized to mean 0 and variance 1, and the mean and scale of each column.
+
+    The rows may come in `parts`, if they have no weights.
+    """
     if kernel.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no rows to standardize.")
-    rows = as_float64(as_rows(X))
-    if not isinstance(rows, np.ndarray):
-        raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
-    weights = None if sample_weight is None else check_sample_weight(sample_weight, len(rows))
-    scaler = StandardScaler().fit(rows, sample_weight=weights)  # it detects columns that are constant up to rounding
+    scaler = StandardScaler()  # it detects columns that are constant up to rounding
+    for part in parts:
+        rows = as_float64(as_rows(part))
+        if not isinstance(rows, np.ndarray):
+            raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
+        weights = None if sample_weight is None else check_sample_weight(sample_weight, len(rows))
+        scaler.partial_fit(rows, sample_weight=weights)
     mean, scale = scaler.mean_, scaler.scale_
     return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}

@@ -1,0 +1,139 @@
+"""Labels in a column of a table: text, numbers, or the key of its folders, for `dkfm fit` and `dkfm compare`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm import kernels
+from dkfm.cli.app import main
+
+pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
+pytest.importorskip("pyarrow", reason="the extra dataframe brings it")
+
+KINDS = np.array(["cat", "dog", "eel"])
+
+
+@pytest.fixture
+def frame(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    y = np.arange(90) % 3
+    frame = pd.DataFrame(rng.normal(size=(90, 3)) + 2.0 * y[:, np.newaxis], columns=list("abc"))
+    return frame.assign(name=[f"row {i}" for i in range(90)], kind=KINDS[y])
+
+
+def run(line):
+    return CliRunner().invoke(main, line.split())
+
+
+FIT = "fit x.parquet model --method fisher --kernel gaussian --param sigma=2 --label-column kind --id-column name"
+LABELS = {
+    "text": lambda kinds: kinds,
+    "categories": lambda kinds: kinds.astype("category"),
+    "integers": lambda kinds: kinds.map({"cat": 2**60, "dog": 2**60 + 1, "eel": 5}),
+    "whole numbers": lambda kinds: kinds.map({"cat": 0.0, "dog": 1.0, "eel": 2.0}),
+    "booleans": lambda kinds: kinds == "cat",
+}
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_labels_of_a_table_are_text_or_numbers(frame, labels):
+    frame["kind"] = LABELS[labels](frame["kind"])
+    frame.to_parquet("x.parquet")
+    result = run(FIT)
+    assert result.exit_code == 0, result.stderr
+    found, y = dkfm.load("model"), np.asarray(frame["kind"])
+    if labels in ("whole numbers", "booleans"):
+        y = y.astype(np.int64)
+    expected = dkfm.KernelFisher(kernel=kernels.Gaussian(2.0)).fit(frame[list("abc")], y)
+    assert found.feature_names_in_.tolist() == list("abc")
+    assert found.classes_.dtype.kind == ("U" if labels in ("text", "categories") else "i")
+    assert found.classes_.tolist() == np.unique(y).tolist()
+    assert (found.predict(frame[list("abc")]) == expected.predict(frame[list("abc")])).all()
+
+
+def test_labels_may_be_the_key_of_folders(frame):
+    for kind, part in frame.groupby("kind"):
+        folder = Path("x.parquet") / f"kind={kind}"
+        folder.mkdir(parents=True)
+        part.drop(columns="kind").to_parquet(folder / "part.parquet")
+    assert run(FIT).exit_code == 0
+    assert dkfm.load("model").classes_.tolist() == KINDS.tolist()
+
+
+def refuse_empty(frame):
+    return frame.assign(kind=frame["kind"].where(frame.index != 7))
+
+
+def refuse_dates(frame):
+    return frame.assign(kind=pd.Timestamp("2024-01-01"))
+
+
+@pytest.mark.parametrize("dry", ["", " --dry-run"])
+@pytest.mark.parametrize(
+    ("change", "line", "said"),
+    [
+        (refuse_empty, FIT, "The label column 'kind' of x.parquet has no label in 1 of 90 rows; leave these rows out."),
+        (refuse_dates, FIT, "holds timestamp[us], and must hold text or numbers."),
+        (lambda frame: frame.drop(columns="kind"), FIT, "has no column 'kind' for ids or labels; it has columns"),
+        (lambda frame: frame, FIT.replace("--label-column kind", "--label-column sort"), "The column 'kind' of"),
+    ],
+)
+def test_what_are_no_labels_is_a_sentence(frame, change, line, said, dry):
+    change(frame).to_parquet("x.parquet")
+    result = run(line + dry)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("method", ["fisher --label-column kind", "ridge --target-columns b", "features"])
+@pytest.mark.parametrize("basis", ["", " --basis cholesky"])
+def test_columns_are_standardized_for_every_method(frame, method, basis):
+    if basis and method != "features":
+        pytest.skip("a basis is one of features")
+    frame["a"] *= 1e3
+    frame.to_parquet("x.parquet")
+    columns = "a,b,c,kind" if "fisher" in method else "a,b,c"
+    line = f"fit x.parquet model --method {method}{basis} --kernel gaussian --param sigma=2 --standardize --columns "
+    result = run(line + columns)
+    assert result.exit_code == 0, result.stderr
+    found = dkfm.load("model")
+    X = frame[found.feature_names_in_.tolist()]
+    standardize = kernels.Standardize(tuple(X.mean()), tuple(X.std(ddof=0)))
+    K = kernels.Gaussian(2.0).warp(standardize)(X, X)
+    np.testing.assert_allclose(found.kernel_(X.to_numpy(), X.to_numpy()), K, rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_held_out", [False, True])
+def test_compare_reads_labels_from_the_tables(frame, is_held_out):
+    frame[:60].to_parquet("x.parquet")
+    frame[60:].to_parquet("z.parquet")
+    line = "compare x.parquet --label-column kind --id-column name --kernel gaussian:sigma=2 --json"
+    result = run(line + " --test z.parquet" * is_held_out)
+    assert result.exit_code == 0, result.stderr
+    X, y = frame[list("abc")], np.asarray(frame["kind"], dtype=str)
+    held_out = {"test": X[60:], "test_labels": y[60:]} if is_held_out else {}
+    expected = dkfm.compare_kernels([kernels.Gaussian(2.0)], X[:60], y[:60], **held_out).compared[0]
+    assert json.loads(result.stdout)["kernels"][0]["Fisher_accuracy"] == expected.fisher_accuracy
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("x.parquet", 2, "takes --labels, or --label-column of a table; one of them"),
+        ("x.parquet --label-column kind --labels y.npy", 2, "one of them"),
+        ("x.parquet --label-column kind --id-column name --test-labels y.npy", 2, "belongs to --labels"),
+        ("x.parquet --label-column a --id-column name --columns a,b", 2, "is no feature"),
+        ("x.npy --label-column kind", 1, "names a column of a table, and x.npy is none; use --labels"),
+    ],
+)
+def test_options_of_labels_that_do_not_go_together_are_told(frame, line, code, said):
+    frame.to_parquet("x.parquet")
+    np.save("x.npy", frame[list("abc")].to_numpy())
+    result = run(f"compare {line} --kernel linear")
+    assert result.exit_code == code
+    assert said in result.stderr
