@@ -16,6 +16,7 @@ from dkfm import __version__
 from dkfm.cli import demo_bench_compare, failures, logging_options, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.core.terminal_output import print_result
+from dkfm.errors import shorten
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -192,7 +193,9 @@ def fit(
         print_result(json.dumps({"model": model, **describe_fitted_model(fitted._to_stored())}))
         return
     size = format_model_size(fitted._to_stored())
-    logging_options.print_summary(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
+    logging_options.print_summary(
+        f"{model}: {shorten(repr(fitted.kernel_))}, {size}, certificate {fitted.certificate_}"
+    )
     if getattr(fitted, "landmarks", None) is not None:
         logging_options.print_summary(f"{model}: pairs of training points: {fitted.training_certificate_}")
 

@@ -59,6 +59,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 )
 @click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
+@click.option("--standardize", is_flag=True, help="Make (x - mean) / scale of each column first.")
 @click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")
 @click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
 @click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
@@ -71,6 +72,7 @@ def compare(
     specs: tuple[str, ...],
     columns: str | None,
     id_column: str | None,
+    standardize: bool,
     test: str | None,
     test_labels: str | None,
     html: str | None,
@@ -118,7 +120,9 @@ def compare(
         y = option_parsing.read_label_column(train, label_column, names)
         t = None if test is None else option_parsing.read_label_column(test, label_column, names)
     held_out = None if test is None else open_source(test, "test", columns=names)
-    result = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
+    result = compare_kernels(
+        kernels, rows, y, test=held_out, test_labels=t, standardize=standardize, embedding=html is not None
+    )
     if not as_json:
         print_result(*str(result).splitlines())
     if html is not None:

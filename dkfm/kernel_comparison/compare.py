@@ -14,7 +14,7 @@ from dkfm.errors import InvalidInputError, KernelError, MissingExtraError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
 from dkfm.execution.stage_log import log_stage
 from dkfm.kernel_comparison import tsne_embedding
-from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows
+from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows, standardize_columns
 from dkfm.kernel_comparison.result import Comparison, KernelResult
 from dkfm.kernels import Kernel, KernelSpec, as_kernel
 from dkfm.numerics import scorer
@@ -33,6 +33,7 @@ def compare_kernels(
     test: object = None,
     test_labels: object = None,
     shrinkage: float = 1e-3,
+    standardize: bool = False,
     embedding: bool = False,
     random_state: int = 0,
 ) -> Comparison:
@@ -51,6 +52,8 @@ def compare_kernels(
         out, stratified by class.
     shrinkage : float
         Shrinkage of `KernelFisher`.
+    standardize : bool
+        Whether columns are first scaled to mean 0 and variance 1 over the training rows.
     embedding : bool
         Whether to compute t-SNE for the page, with openTSNE (the extra `tsne`).
     random_state : int
@@ -86,6 +89,8 @@ def compare_kernels(
     """
     named = _list_kernels(kernels)
     rows = load_labelled_rows(X, y, test, test_labels, random_state)
+    if standardize:
+        rows = standardize_columns(rows)
     problem = _find_tsne_problem() if embedding else ""
     seed = random_state if embedding and not problem else None
     _log_comparison(rows, len(named))

@@ -1,6 +1,6 @@
 """Load the labelled training rows and test rows of a comparison into memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
-from dkfm.errors import InvalidInputError, extract_reason
+from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_label_array
 from dkfm.execution import memory
 from dkfm.gram.training_data import compute_lazy_frame
@@ -73,6 +73,18 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
         )
     samples = _sample_indices(len(labels), seed), _sample_indices(len(other_labels), seed)
     return LabelledRows(train, labels, others, other_labels, *samples, held_out)
+
+
+def standardize_columns(rows: LabelledRows) -> LabelledRows:
+    """Return the rows with columns of mean 0 and variance 1 over the training rows."""
+    from sklearn.preprocessing import StandardScaler
+
+    if not isinstance(rows.train, np.ndarray):
+        raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
+    scaler = StandardScaler().fit(rows.train)
+    train, test = scaler.transform(rows.train), scaler.transform(rows.test)
+    clause = f"{rows.test_origin_clause}; columns are scaled to mean 0 and variance 1 over the training rows"
+    return replace(rows, train=train, test=test, test_origin_clause=clause)
 
 
 def _load_test_rows(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from scipy.sparse import csr_array
 
 import dkfm
 from dkfm import kernels
@@ -90,15 +91,20 @@ def test_what_are_no_labels_is_a_sentence(frame, change, line, said, dry):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("method", ["fisher --label-column kind", "ridge --target-columns b", "features"])
-@pytest.mark.parametrize("basis", ["", " --basis cholesky"])
-def test_columns_are_standardized_for_every_method(frame, method, basis):
-    if basis and method != "features":
-        pytest.skip("a basis is one of features")
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fisher --label-column kind",
+        "ridge --target-columns b",
+        "features --basis spectral",
+        "features --basis cholesky",
+    ],
+)
+def test_columns_are_standardized_for_every_method(frame, method):
     frame["a"] *= 1e3
     frame.to_parquet("x.parquet")
     columns = "a,b,c,kind" if "fisher" in method else "a,b,c"
-    line = f"fit x.parquet model --method {method}{basis} --kernel gaussian --param sigma=2 --standardize --columns "
+    line = f"fit x.parquet model --method {method} --kernel gaussian --param sigma=2 --standardize --columns "
     result = run(line + columns)
     assert result.exit_code == 0, result.stderr
     found = dkfm.load("model")
@@ -137,3 +143,24 @@ def test_options_of_labels_that_do_not_go_together_are_told(frame, line, code, s
     result = run(f"compare {line} --kernel linear")
     assert result.exit_code == code
     assert said in result.stderr
+
+
+def test_compare_scales_the_columns_of_training_rows(frame):
+    frame["a"] *= 1e4
+    frame["c"] = 7.0
+    frame[:60].to_parquet("x.parquet")
+    frame[60:].to_parquet("z.parquet")
+    line = "compare x.parquet --label-column kind --id-column name --kernel gaussian:sigma=0.1 --standardize"
+    line += " --test z.parquet"
+    result = run(line)
+    assert result.exit_code == 0, result.stderr
+    assert "scaled to mean 0 and variance 1 over the training rows" in result.stdout
+    X, y = frame[list("abc")].to_numpy(), np.asarray(frame["kind"], dtype=str)
+    mean, scale = X[:60].mean(axis=0), X[:60].std(axis=0)
+    Z = (X - mean) / np.where(scale > 0, scale, 1.0)
+    expected = dkfm.compare_kernels([kernels.Gaussian(0.1)], Z[:60], y[:60], test=Z[60:], test_labels=y[60:])
+    found = json.loads(run(f"{line} --json").stdout)["kernels"][0]
+    assert found["Fisher_accuracy"] == expected.compared[0].fisher_accuracy
+    assert found["condition"] == pytest.approx(expected.compared[0].condition, rel=1e-6)
+    with pytest.raises(dkfm.errors.NotSupportedError, match="Sparse rows are not standardized"):
+        dkfm.compare_kernels([kernels.Linear()], csr_array(X), y, standardize=True)

@@ -44,10 +44,15 @@ def folder(tmp_path, rng):
     np.save(tmp_path / "test.npy", rng.normal(size=(500, 5)))
     table = {"id": np.arange(1000, 1500), **dict(zip("abcde", np.load(tmp_path / "test.npy").T, strict=True))}
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    save_named_scripts(tmp_path)
+    return tmp_path
+
+
+def save_named_scripts(folder):
+    """Save the examples whose first line is their name."""
     for _, code in PYTHON:
         if (name := re.match(r"# (\w+\.py)\n", code)) is not None:
-            (tmp_path / name[1]).write_text(code)
-    return tmp_path
+            (folder / name[1]).write_text(code)
 
 
 @pytest.mark.slow
@@ -57,7 +62,8 @@ def test_every_python_example_runs(code, folder, monkeypatch):
     if "open_scores" in code and "batch_score" not in code:  # of the commands before it
         rows = folder / "test.npy"
         dkfm.KernelPCA(20).fit(np.load(folder / "train.npy")).save(folder / "model")
-        dkfm.batch_score(folder / "model", rows, folder / "scores.zarr", progress=False)
+        for name in ("scores.zarr", "kinds.parquet"):
+            dkfm.batch_score(folder / "model", rows, folder / name, progress=False)
     if re.search(r"Client|cluster|__main__|(?m:^(def|class) )", code) is None:
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(folder)
@@ -90,15 +96,19 @@ def run_shell(commands, folder, timeout=200):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHELL)
 def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
-    if page == "getting_started/shell":  # as pasted, in an empty folder
+    if page.startswith("getting_started/"):  # as pasted, in an empty folder
         folder = tmp_path / "empty"
         folder.mkdir()
+        save_named_scripts(folder)
     run_shell(SHELL[page], folder)
     if page in ("README", "user_guide/batch_scoring"):
         assert dkfm.open_scores(folder / "scores.zarr").shape == (500, 20)
     if page == "getting_started/shell":
         code = re.search(r"```python\n(.*?)```", PAGES[page], re.S)[1]
         assert "(100000, 20)" in subprocess.check_output([sys.executable, "-c", code], cwd=folder, text=True)
+    if page == "getting_started/table":
+        code = re.search(r"```python\n(import dkfm\n.*?)```", PAGES[page], re.S)[1]
+        assert "predict_proba2" in subprocess.check_output([sys.executable, "-c", code], cwd=folder, text=True)
     if page == "user_guide/kernels":
         assert dkfm.open_scores(folder / "cauchy.zarr").shape == (500, 5)
     if page == "user_guide/fisher_discriminants":
@@ -119,7 +129,12 @@ def test_every_page_with_commands_is_known():
         *("batch_scoring", "comparing_kernels", "fisher_discriminants", "kernel_pca", "kernels", "memory_and_sizing"),
         *("ridge_regression", "sources_and_outputs"),
     }
-    assert set(SHELL) == {"README", "getting_started/shell", *(f"user_guide/{name}" for name in guide)}
+    assert set(SHELL) == {
+        "README",
+        "getting_started/shell",
+        "getting_started/table",
+        *(f"user_guide/{name}" for name in guide),
+    }
 
 
 def test_the_file_of_slurm_in_the_guide_is_a_part_of_that_in_the_repository():
