@@ -138,7 +138,9 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
 )
 @click.option("--labels", metavar="FILE", help="Of fisher, or a ridge that classifies: a .npy file of a label a row.")
-@click.option("--label-column", metavar="NAME", help="In place of --labels: a column of a table, of text or numbers.")
+@click.option(
+    "--label-column", metavar="NAME", help="In place of --labels: a column of a table, of text or whole numbers."
+)
 @click.option("--targets", metavar="FILE", help="Of ridge: a .npy file of one or more numbers for each row of TRAIN.")
 @click.option("--target-columns", metavar="NAMES", help="In place of --targets: columns of a table, with commas.")
 @click.option(
@@ -152,7 +154,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     help="Of fisher: the ridge, or auto. [0.001]",
 )
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
-@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
+@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but ids, labels, targets.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix, or how far a long fit is, here.")
 @click.option("--standardize", is_flag=True, help="Make (x - mean) / scale of each column first; MODEL keeps both.")

@@ -57,7 +57,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
     help="Once for each; see above.",
     shell_complete=option_parsing.complete_kernel_name,
 )
-@click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
+@click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but ids and labels.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
 @click.option("--standardize", is_flag=True, help="Make (x - mean) / scale of each column first.")
 @click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")
@@ -102,9 +102,10 @@ def compare(
     y = None if labels is None else option_parsing.read_labels(labels, "--labels")
     t = None if test_labels is None else option_parsing.read_labels(test_labels, "--test-labels")
     excluded = [] if label_column is None else [label_column]
-    rows = open_source(
-        train, columns=option_parsing.parse_list(columns), id_column=id_column, excluded_columns=excluded
-    )
+    features = option_parsing.parse_list(columns)
+    if features is not None:
+        features = [name for name in features if name not in excluded]
+    rows = open_source(train, columns=features, id_column=id_column, excluded_columns=excluded)
     if html is not None:
         inputs = [
             locate(test) if test is not None else None,
@@ -115,11 +116,10 @@ def compare(
     if label_column is not None:
         if names is None:
             raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
-        if label_column in names:
-            raise click.UsageError(f"--label-column {label_column} is no feature; leave it out of --columns.")
         y = option_parsing.read_label_column(train, label_column, names)
-        t = None if test is None else option_parsing.read_label_column(test, label_column, names)
     held_out = None if test is None else open_source(test, "test", columns=names)
+    if label_column is not None and test is not None and names is not None:  # after its rows were opened
+        t = option_parsing.read_label_column(test, label_column, names)
     result = compare_kernels(
         kernels, rows, y, test=held_out, test_labels=t, standardize=standardize, embedding=html is not None
     )

@@ -28,7 +28,7 @@ from dkfm.gram.fit_checkpoints import keep_states_until_end
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.parameters import MEDIAN
-from dkfm.sources.base import NamedColumns, Source, read_finite
+from dkfm.sources.base import NamedColumns, Source, read_evenly_spaced_rows, read_finite
 from dkfm.sources.opening import open_source
 from dkfm.storage import remote_stores
 
@@ -43,6 +43,9 @@ _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "
 
 _ID_NAMES = "id", "ids", "index"
 """Names of columns that are hardly features, beside those that end with "_id"."""
+
+_SAMPLED_ROWS = 4096
+"""Rows from which a plan takes the scales of columns."""
 
 _MAX_LOGGED = 20
 """Largest number of features that the log names."""
@@ -134,7 +137,7 @@ class FitOptions:
     @property
     def y_columns(self) -> list[str]:
         """Columns of the table that are labels or targets, and no features."""
-        return arguments.parse_list(self.label_column or self.target_columns) or []
+        return [self.label_column] if self.label_column else arguments.parse_list(self.target_columns) or []
 
     @property
     def y_path(self) -> str | None:
@@ -153,6 +156,7 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
     table, names = _open_table(train, model, options), arguments.parse_list(options.columns)
     _require_labels(table, train, options)
     with process.disable_gc_during_imports():
+        from dkfm.estimators.fitting import pca
         from dkfm.estimators.planning.fit_plan import plan_fit
 
     feature_map = None
@@ -161,6 +165,8 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
         kernel = feature_map.kernel_
     else:
         _log_default_width(kernel, options)
+    if options.standardize:  # a sample tells the scales well enough
+        kernel = pca.make_standardizing_kernel(kernel, [read_evenly_spaced_rows(table, _SAMPLED_ROWS)])[0]
     estimator = _build_estimator(kernel, options)
     if options.y_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
         names = _list_feature_columns(table, train, options)
@@ -352,7 +358,7 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
     if options.label_column is not None:
         return source, arguments.read_label_column(train, options.label_column, features)
     targets = open_source(train, columns=options.y_columns)
-    values = cast("Array", targets.read(slice(0, targets.shape[0])))
+    values = cast("Array", read_finite(targets, slice(0, targets.shape[0])))
     return source, values if values.shape[1] > 1 else values[:, 0]
 
 

@@ -37,6 +37,9 @@ KERNEL_NAMES = (
 SCIKIT_LEARN_NAMES = ("additive_chi2", "chi2", "poly", "rbf")
 """Names that scikit-learn alone has."""
 
+_LABEL_CHARACTERS = 1000
+"""Largest length of a label that is text: NumPy takes as much memory for each row."""
+
 KERNEL_HELP = (
     f"{', '.join(KERNEL_NAMES)}; scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; module:function, a function f(X, Y) "
     "of yours that returns a block; or JSON, as in the zarr.json of a model."
@@ -195,7 +198,7 @@ def require_parent_folder(path: str) -> None:
 def read_label_column(path: str, name: str, features: "Sequence[str]") -> "npt.NDArray[np.generic]":
     """Return the labels (n,) in a column of a table, or in the key of its folders, as ``country=de``.
 
-    They are text or numbers, which are integers if all are whole. `features` are other columns.
+    They are text or whole numbers. `features` are other columns.
     """
     import numpy as np
     import pyarrow as pa
@@ -211,12 +214,24 @@ def read_label_column(path: str, name: str, features: "Sequence[str]") -> "npt.N
             "leave these rows out."
         )
     if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
-        return np.array(labels.to_pylist(), dtype=np.str_)
+        encoded = labels.dictionary_encode()
+        texts = encoded.dictionary.to_pylist()
+        if max(map(len, texts)) > _LABEL_CHARACTERS or len({text.rstrip("\0") for text in texts}) < len(texts):
+            raise InvalidInputError(
+                f"The label column {name!r} of {path} has text that is no label: longer than {_LABEL_CHARACTERS} "
+                "characters, or equal but for trailing NULs."
+            )
+        return np.asarray(np.array(texts, dtype=np.str_)[encoded.indices.to_numpy()])
     if pa.types.is_integer(labels.type):
         return np.asarray(labels.to_numpy())
     if not (pa.types.is_floating(labels.type) or pa.types.is_boolean(labels.type) or pa.types.is_decimal(labels.type)):
         raise InvalidInputError(
-            f"The label column {name!r} of {path} holds {labels.type}, and must hold text or numbers."
+            f"The label column {name!r} of {path} holds {labels.type}, and must hold text or whole numbers."
         )
-    values = np.asarray(labels.cast(pa.float64()).to_numpy())
-    return values.astype(np.int64) if (values == np.rint(values)).all() else values
+    try:
+        return np.asarray(labels.cast(pa.int64()).to_numpy())
+    except pa.ArrowInvalid:
+        raise InvalidInputError(
+            f"The label column {name!r} of {path} has fractions, NaN or numbers beyond 64 bits, and labels are text or "
+            f"whole numbers; dkfm fit --method ridge --target-columns {name} predicts numbers."
+        ) from None

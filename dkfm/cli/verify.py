@@ -27,9 +27,8 @@ def iter_output_verification(
     result = verify_scores(path, against, sample=sample, model=model, trusted=trusted, progress=progress)
     yield f"{path}: {result.rows:,} rows, every chunk as it was written"
     if against is not None:
-        difference = (
-            f"{result.sampled:,} rows scored anew by the formula agree: they differ by at most {result.worst:.1g}"
-        )
+        share = "less than 0.001" if result.worst < 1e-3 else f"at most {result.worst:.1g}"
+        difference = f"{result.sampled:,} rows scored anew by the formula agree: they differ by {share}"
         yield f"{path}: {difference} of what rounding allows"
 
 

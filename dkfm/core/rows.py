@@ -1,7 +1,7 @@
 """Validate rows given by a user, and treat dense and sparse rows alike."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -168,10 +168,16 @@ def require_real_matrix(shape: tuple[int, ...], dtype: np.dtype[np.generic], nam
         )
 
 
-def require_finite(rows: Rows, name: str, locate_row: Callable[[int], tuple[str, int]] | None = None) -> None:
-    """Raise an InvalidInputError with the number of the first row that is not finite.
+def require_finite(
+    rows: Rows,
+    name: str,
+    locate_row: Callable[[int], tuple[str, int]] | None = None,
+    columns: Sequence[str] | None = None,
+) -> None:
+    """Raise an InvalidInputError with the number of the first row that is not finite, and its column.
 
-    For rows of several files, `locate_row` returns the name of the file of a row, and its number there.
+    For rows of several files, `locate_row` returns the name of the file of a row, and its number there. `columns` are
+    names.
     """
     values = rows if isinstance(rows, np.ndarray) else rows.data
     # A finite sum proves that all values are finite, in one pass without a temporary array.
@@ -187,7 +193,8 @@ def require_finite(rows: Rows, name: str, locate_row: Callable[[int], tuple[str,
     is_nan = np.isnan(found)
     what = "NaN" if is_nan.any() else "infinity"
     if isinstance(rows, np.ndarray):
-        what += f" in column {int(np.argmax(is_nan if is_nan.any() else bad[row]))}"
+        column = int(np.argmax(is_nan if is_nan.any() else bad[row]))
+        what += f" in column {column}" if columns is None else f" in column {columns[column]!r:.100}"
     name, row = (name, row) if locate_row is None else locate_row(row)
     count = f"{len(where):,} of {rows.shape[0]:,} rows that were checked together"
     raise InvalidInputError(f"{name} must be finite, and row {row} contains {what} ({count}); fill or drop such rows.")

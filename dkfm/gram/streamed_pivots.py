@@ -268,7 +268,7 @@ def _make_pivots(state: _State, norm: float, lowest: float) -> Pivots:
     dropped = _sort_largest(residuals, min(_MAX_DROPPED, n - rank))
     largest = np.maximum(np.maximum.accumulate(state.largest_residuals[::-1])[::-1], 0.0)
     limits = np.append(np.full(rank, inf), inf if n > rank else 0.0)
-    shares = Residuals(largest, min(lowest, 0.0), norm, RESIDUAL_ROUNDING, limits)
+    shares = Residuals(largest, min(lowest, 0.0), norm, RESIDUAL_ROUNDING, limits=limits)
     root = Root(state.make_root_columns(0), state.factor.pivot_values, dropped, state.pivot_norms, triangular=True)
     return Pivots(state.numbers, root, shares)
 

@@ -9,8 +9,9 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
-from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
+from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_label_array
+from dkfm.estimators.fitting.pca import fit_scaler
 from dkfm.execution import memory
 from dkfm.gram.training_data import compute_lazy_frame
 from dkfm.kernel_comparison.result import LabelArray
@@ -77,11 +78,7 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
 
 def standardize_columns(rows: LabelledRows) -> LabelledRows:
     """Return the rows with columns of mean 0 and variance 1 over the training rows."""
-    from sklearn.preprocessing import StandardScaler
-
-    if not isinstance(rows.train, np.ndarray):
-        raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
-    scaler = StandardScaler().fit(rows.train)
+    scaler = fit_scaler([rows.train])
     train, test = scaler.transform(rows.train), scaler.transform(rows.test)
     clause = f"{rows.test_origin_clause}; columns are scaled to mean 0 and variance 1 over the training rows"
     return replace(rows, train=train, test=test, test_origin_clause=clause)

@@ -43,6 +43,8 @@ class Residuals:
     (r + 1,), of 0, 1, .. r of them."""
     noise: float = 8 * EPS
     """Rounding error of the shares, beside that of the features with which they were measured."""
+    excess: float | None = None
+    """Largest share by which ``|phi(x)|^2`` exceeds k(x, x); by default that of `lowest`."""
     limits: Array | float = np.inf
     """Limits of the shares that hold whatever was computed: the next eigenvalues, and their error; 0 if none is left.
     Shape (r + 1,)."""
@@ -77,14 +79,14 @@ def bound_errors_by_rank(
     squares = np.cumsum(np.append(0.0, _sum_scaled_squares(root, lengths)))
     frobenius = np.sqrt(squares)
     norm, zeros = frobenius, np.zeros(len(frobenius))  # of pivots, |R^-1| is not that of the last one
-    gamma, moved, stretch, unit = 0.0, zeros, zeros, 1.0
+    gamma, moved, stretch = 0.0, zeros, zeros
     if not root.triangular:
         ratio, unit = root.get_scale_ratio_range(lengths)
         top = float(root.values.max(initial=0.0))
         error, smallest = DECOMPOSITION_ROUNDING * top, np.minimum.accumulate(np.append(top or 1.0, root.values))
         gamma, moved, stretch = error * unit * unit, error * unit / np.sqrt(smallest), error / smallest
         norm = np.minimum(frobenius, 1 / (ratio * np.sqrt(smallest)))
-    B = _bound_coefficients(residuals, squares, norm, unit)
+    B = _bound_coefficients(residuals, squares, norm)
     stretch, moved = stretch + eta * norm * frobenius, moved * B
     shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + 3 * eta * B + (gamma + eta) * B * B
     measured = np.sqrt(np.minimum(shares, 1.0)) + (1.5 * own_eta * frobenius + moved) * np.sqrt(1 + stretch)
@@ -98,17 +100,15 @@ def bound_errors_by_rank(
     return bounds
 
 
-def _bound_coefficients(residuals: Residuals, squares: Array, norm: Array, unit: float) -> Array:
+def _bound_coefficients(residuals: Residuals, squares: Array, norm: Array) -> Array:
     """Bound the coefficients' norm after 0, 1, .. r features; it is known of all of them, and grows with fewer.
 
-    `squares` are those of the Frobenius norms of ``D W``, (r + 1,), `norm` bounds of its norms, and `unit` the largest
-    ratio of a row's scale to its length.
+    `squares` are those of the Frobenius norms of ``D W``, (r + 1,), and `norm` bounds of its norms.
     """
     known = np.asarray(residuals.coefficient_norm)
     if known.ndim:
         return known
-    # What rounding may add to |phi(x)|^2 / k(x, x). A bound is far above 1 before the limit matters.
-    excess = min(residuals.noise + max(-residuals.lowest, 0.0) * unit * unit, 1e30)
+    excess = residuals.noise + max(-residuals.lowest if residuals.excess is None else residuals.excess, 0.0)
     left_out = np.sqrt(np.maximum(residuals.largest_by_rank, 0.0) + excess) * np.sqrt(squares[-1] - squares)
     bounds: Array = np.maximum(np.minimum(known + left_out, norm * np.sqrt(1 + excess)), 1.0)
     return bounds
@@ -133,7 +133,7 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
 
     A residual is at most the next eigenvalue. It is also computed from the features of the landmarks, ``K W``.
     """
-    _, unit = root.get_scale_ratio_range(lengths)
+    least, unit = root.get_scale_ratio_range(lengths)
     top = float(root.values.max(initial=0.0))
     error = DECOMPOSITION_ROUNDING * top
     limits: Array = np.append(root.values, np.abs(root.dropped_values).max(initial=0.0)) + error
@@ -155,7 +155,8 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
         np.maximum(largest[1:], shares.max(axis=0), out=largest[1:])
         lowest = min(lowest, float(shares[:, -1:].min(initial=0.0)))
     noise = ROUNDING_SHARE * max(1.0, top * unit * unit)
-    return Residuals(largest, lowest, np.ones(len(limits)) if probes is None else norm, noise, limits)
+    norms = norm if probes is not None else np.full(len(limits), unit / least)
+    return Residuals(largest, lowest, norms, noise, limits=limits)
 
 
 def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Array) -> int:

@@ -293,7 +293,9 @@ def _make_pivots(
         norm = max(1.0, estimate_largest_norm(np.asarray(project(inverse @ make_probes(len(R))))))
     # The residual of a row that the features explain in full is rounding instead of 0; that of a pivot is 0.
     limits = np.append(np.full(len(values), np.inf), np.inf if len(residuals) else 0.0)
-    shares = Residuals(np.maximum(remaining, 0.0), float(residuals.min(initial=0.0)), norm, RESIDUAL_ROUNDING, limits)
+    shares = Residuals(
+        np.maximum(remaining, 0.0), float(residuals.min(initial=0.0)), norm, RESIDUAL_ROUNDING, limits=limits
+    )
     dropped = np.sort(residuals)[::-1]
     weights = inverse.T
     for rows in row_slices(len(scales), BLOCK_COLUMNS):

@@ -76,7 +76,7 @@ def measure_largest_residuals(
     divisors = replace_zero_lengths(row_lengths(diagonal))
     # The root's rounding is a share of the largest length in its own units.
     units = np.ones(len(diagonal)) if root.is_scaled(lengths) else np.square(divisors / divisors.max())
-    largest, lowest, norm = np.zeros(score.model.head("features").width + 1), 0.0, 1.0
+    largest, lowest, excess, norm = np.zeros(score.model.head("features").width + 1), 0.0, 0.0, 1.0
     probes = root.weights.T @ (lengths[:, np.newaxis] * make_probes(len(lengths)))
     for positions, rows in _iter_subtiles(score, tiles):
         features = score.apply_weights("features", score.kernel_values(rows)).astype(np.float64, copy=False)
@@ -89,9 +89,10 @@ def measure_largest_residuals(
         np.maximum(largest[1:], shares.max(axis=0, initial=0.0), out=largest[1:])
         last = shares[:, -1] if shares.shape[1] else all_left
         lowest = min(lowest, float((last * units[positions]).min(initial=0.0)))
-    if not np.isfinite([*largest, norm]).all():
+        excess = max(excess, -float(last.min(initial=0.0)))
+    if not np.isfinite([*largest, excess, norm]).all():
         raise KernelError(f"{score.model.kernel!r} overflows between a training row and a landmark.")
-    return Residuals(largest, lowest, norm)
+    return Residuals(largest, lowest, norm, excess=excess)
 
 
 def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:

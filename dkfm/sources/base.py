@@ -157,7 +157,8 @@ class CsrRows(_Located):
 def read_finite(source: Source, rows: slice) -> Rows:
     """Read some rows; raise an InvalidInputError with the file and number of the first row that is not finite."""
     values = source.read(rows)
-    require_finite(values, source.name, lambda row: source.locate_row(rows.start + row))
+    columns = source.columns if isinstance(source, NamedColumns) else None
+    require_finite(values, source.name, lambda row: source.locate_row(rows.start + row), columns)
     return values
 
 

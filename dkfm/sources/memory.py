@@ -171,7 +171,7 @@ def _read_values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
             except InvalidInputError as error:
                 raise InvalidInputError(
                     f"The column {column!r} of {name} does not hold numbers or booleans ({extract_reason(error)}); "
-                    "convert it, leave it out with columns=, or name it as the ids."
+                    "convert it, leave it out with columns=, or make it the id_column."
                 ) from None
         raise
 

@@ -308,7 +308,7 @@ def _read_checked_batches(
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
     file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_slice(group)
     rows, first = group_rows.stop - group_rows.start, 0
-    declared = parquet_footers.sum_declared_bytes(parquet.metadata, number, columns)
+    declared = _sum_declared_bytes(parquet.metadata, number, columns)
     _require_max_bytes(declared, table, group, max_bytes)
     for batch in parquet.iter_batches(
         batch_size=batch_rows,
@@ -324,6 +324,14 @@ def _read_checked_batches(
         if first == rows:
             return
     raise InvalidInputError(f"{file} is damaged: its row group {number} must have {rows} rows, and has others.")
+
+
+def _sum_declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:
+    """Return the uncompressed bytes that a footer declares for columns of a row group; -1 if one is negative."""
+    group, requested = metadata.row_group(number), set(columns)
+    chunks = (group.column(index) for index in range(group.num_columns))
+    sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in requested]
+    return -1 if min(sizes, default=0) < 0 else sum(sizes)
 
 
 def _has_variable_length(dtype: "pa.DataType | None") -> bool:

@@ -38,7 +38,7 @@ __all__ = [
     "read_layout_with_stamp",
     "require_ids",
 ]
-__all__ += ["sum_declared_bytes", "types"]
+__all__ += ["types"]
 
 TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Predicates for the types of columns whose values may have any length."""
@@ -223,6 +223,9 @@ def read_layout_with_stamp(
     partition_ids = _find_partition_ids(files, first, id_column)
     file_id_column = id_column if partition_ids is None else None
     hidden = id_column, *excluded
+    for name in excluded:
+        if _find_partition_ids(files, first, name) is None:
+            require_ids(first, first, name, files[0].location)
     if requested is None:
         columns = _default_columns(first, hidden)
     else:
@@ -245,8 +248,8 @@ def read_layout_with_stamp(
             largest, kept_bytes = (max(largest, size), kept_bytes) if metadata is None else (largest, kept_bytes + size)
             without_ids += [str(file)] * has_null_ids
             if file_index == 0 or not schema.equals(first):
-                all_float32 &= _require_numbers(schema, columns, file.location)
                 require_ids(schema, first, file_id_column, file.location)
+                all_float32 &= _require_numbers(schema, columns, file.location)
                 if requested is None and (more := sorted({*_default_columns(schema, hidden)} - {*columns})):
                     raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
             nonempty = [number for number, count in enumerate(rows) if count]
@@ -315,14 +318,6 @@ def _has_nulls(metadata: "pq.FileMetaData", name: str) -> bool:
     return any(one is not None and one.has_null_count and one.null_count > 0 for one in found)
 
 
-def sum_declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:
-    """Return the uncompressed bytes that a footer declares for columns of a row group; -1 if one is negative."""
-    group, requested = metadata.row_group(number), set(columns)
-    chunks = (group.column(index) for index in range(group.num_columns))
-    sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in requested]
-    return -1 if min(sizes, default=0) < 0 else sum(sizes)
-
-
 def _compact_indices(indices: list[int]) -> tuple[int, ...] | range:
     consecutive = range(indices[0], indices[0] + len(indices))
     return consecutive if list(consecutive) == indices else tuple(indices)
@@ -351,12 +346,12 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locati
         hint = " (keys of folders are no features, but may be the id_column)" if is_key else ""
         known = describe_known_names(missing, schema.names)
         raise InvalidInputError(f"{path} has no {format_names(missing)}{hint}; {known}.")
-    for name in columns:
-        if not _is_number(column_types[name]):
-            raise InvalidInputError(
-                f"The column {name!r} of {path} holds {column_types[name]!s:.100}, and must hold numbers or booleans; "
-                "convert it, leave it out with columns=, or name it as the ids (or, to dkfm fit, as labels)."
-            )
+    if wrong := [name for name in columns if not _is_number(column_types[name])]:
+        raise InvalidInputError(
+            f"{path} has {format_names(wrong)} of type {column_types[wrong[0]]!s:.100}, and features are numbers or "
+            "booleans; leave such columns out (columns=, --columns), or name ids (id_column=, --id-column) or labels "
+            "(--label-column)."
+        )
     return all(types.is_float32(column_types[name]) for name in columns)
 
 
@@ -383,8 +378,8 @@ def require_ids(
         )
     if dtype != expected:
         raise InvalidInputError(
-            f"The ids {id_column!r} of {path} are {dtype!s:.100} and those of the first file {expected!s:.100}; "
-            "store one type in all files."
+            f"The column {id_column!r} of {path} holds {dtype!s:.100}, and that of the first file {expected!s:.100}; "
+            "ids and labels are of one type in all files."
         )
     return dtype
 

@@ -51,7 +51,7 @@ def test_a_fit_names_the_file_of_a_row_that_is_not_finite(run, here, rng, option
         pq.write_table(pa.table({"x": x, "y": [1.0, 2.0, 3.0]}), here / "t" / f"{name}.parquet")
     result = run(f"fit t new --kernel linear{options}")
     assert result.exit_code == 1
-    assert "b.parquet must be finite, and row 1 contains NaN in column 0 (1 of " in result.stderr
+    assert "b.parquet must be finite, and row 1 contains NaN in column 'x' (1 of " in result.stderr
 
 
 @pytest.mark.parametrize("suffix", OTHERS)

@@ -1,6 +1,7 @@
 """Labels in a column of a table: text, numbers, or the key of its folders, for `dkfm fit` and `dkfm compare`."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ def run(line):
 
 FIT = "fit x.parquet model --method fisher --kernel gaussian --param sigma=2 --label-column kind --id-column name"
 LABELS = {
+    "decimals": lambda kinds: kinds.map({"cat": Decimal(2**60), "dog": Decimal(2**60 + 1), "eel": Decimal(5)}),
     "text": lambda kinds: kinds,
     "categories": lambda kinds: kinds.astype("category"),
     "integers": lambda kinds: kinds.map({"cat": 2**60, "dog": 2**60 + 1, "eel": 5}),
@@ -47,7 +49,7 @@ def test_labels_of_a_table_are_text_or_numbers(frame, labels):
     result = run(FIT)
     assert result.exit_code == 0, result.stderr
     found, y = dkfm.load("model"), np.asarray(frame["kind"])
-    if labels in ("whole numbers", "booleans"):
+    if labels in ("whole numbers", "booleans", "decimals"):
         y = y.astype(np.int64)
     expected = dkfm.KernelFisher(kernel=kernels.Gaussian(2.0)).fit(frame[list("abc")], y)
     assert found.feature_names_in_.tolist() == list("abc")
@@ -69,6 +71,18 @@ def refuse_empty(frame):
     return frame.assign(kind=frame["kind"].where(frame.index != 7))
 
 
+def refuse_far(frame):
+    return frame.assign(kind=np.where(frame["kind"] == "cat", 1e300, 2e300))
+
+
+def refuse_long(frame):
+    return frame.assign(kind=frame["kind"].where(frame.index != 7, "a" * 1001))
+
+
+def refuse_equal(frame):
+    return frame.assign(kind=frame["kind"].where(frame.index != 7, "cat\0"))
+
+
 def refuse_dates(frame):
     return frame.assign(kind=pd.Timestamp("2024-01-01"))
 
@@ -78,9 +92,30 @@ def refuse_dates(frame):
     ("change", "line", "said"),
     [
         (refuse_empty, FIT, "The label column 'kind' of x.parquet has no label in 1 of 90 rows; leave these rows out."),
-        (refuse_dates, FIT, "holds timestamp[us], and must hold text or numbers."),
-        (lambda frame: frame.drop(columns="kind"), FIT, "has no column 'kind' for ids or labels; it has columns"),
-        (lambda frame: frame, FIT.replace("--label-column kind", "--label-column sort"), "The column 'kind' of"),
+        (refuse_far, FIT, "has fractions, NaN or numbers beyond 64 bits"),
+        (refuse_long, FIT, "longer than 1000 characters"),
+        (refuse_equal, FIT, "equal but for trailing NULs"),
+        (refuse_dates, FIT, "holds timestamp[us], and must hold text or whole numbers."),
+        (
+            lambda frame: frame.rename(columns={"kind": "kid"}),
+            FIT,
+            "has no column 'kind' for ids or labels; near it: 'kid'",
+        ),
+        (
+            lambda frame: frame,
+            FIT.replace("column name", "column nam"),
+            "no column 'nam' for ids or labels; near it: 'name'",
+        ),
+        (
+            lambda frame: frame.assign(day="x"),
+            FIT,
+            "has column 'day' of type large_string, and features are numbers",
+        ),
+        (
+            lambda frame: frame.assign(kind=frame["a"]),
+            FIT,
+            "dkfm fit --method ridge --target-columns kind predicts numbers",
+        ),
     ],
 )
 def test_what_are_no_labels_is_a_sentence(frame, change, line, said, dry):
@@ -133,7 +168,6 @@ def test_compare_reads_labels_from_the_tables(frame, is_held_out):
         ("x.parquet", 2, "takes --labels, or --label-column of a table; one of them"),
         ("x.parquet --label-column kind --labels y.npy", 2, "one of them"),
         ("x.parquet --label-column kind --id-column name --test-labels y.npy", 2, "belongs to --labels"),
-        ("x.parquet --label-column a --id-column name --columns a,b", 2, "is no feature"),
         ("x.npy --label-column kind", 1, "names a column of a table, and x.npy is none; use --labels"),
     ],
 )
@@ -151,7 +185,7 @@ def test_compare_scales_the_columns_of_training_rows(frame):
     frame[:60].to_parquet("x.parquet")
     frame[60:].to_parquet("z.parquet")
     line = "compare x.parquet --label-column kind --id-column name --kernel gaussian:sigma=0.1 --standardize"
-    line += " --test z.parquet"
+    line += " --test z.parquet --columns a,b,c,kind"
     result = run(line)
     assert result.exit_code == 0, result.stderr
     assert "scaled to mean 0 and variance 1 over the training rows" in result.stdout
@@ -164,3 +198,41 @@ def test_compare_scales_the_columns_of_training_rows(frame):
     assert found["condition"] == pytest.approx(expected.compared[0].condition, rel=1e-6)
     with pytest.raises(dkfm.errors.NotSupportedError, match="Sparse rows are not standardized"):
         dkfm.compare_kernels([kernels.Linear()], csr_array(X), y, standardize=True)
+
+
+@pytest.mark.parametrize("name", ["k,x", " kind"])
+def test_a_label_with_a_comma_or_a_space_in_its_name_is_no_feature(frame, name):
+    frame = frame.rename(columns={"kind": name}).drop(columns="name")
+    frame.assign(**{name: np.arange(90) % 3}).to_parquet("x.parquet")
+    words = ["fit", "x.parquet", "model", "--method", "fisher", "--kernel", "gaussian", "--label-column"]
+    assert CliRunner().invoke(main, [*words, name]).exit_code == 0
+    assert dkfm.load("model").feature_names_in_.tolist() == list("abc")
+
+
+def test_a_target_that_is_missing_is_told_with_its_column(frame):
+    frame.assign(b=frame["b"].where(frame.index != 7)).to_parquet("x.parquet")
+    result = run("fit x.parquet model --method ridge --kernel linear --target-columns b --columns a,c")
+    assert result.exit_code == 1
+    assert "row 7 contains NaN in column 'b' (1 of 90 rows" in result.stderr
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e-7])
+def test_a_plan_is_that_of_standardized_columns(frame, factor):
+    frame[list("abc")] *= factor
+    frame.to_parquet("x.parquet")
+    line = "fit x.parquet model --method features --basis cholesky --build rounds --tol 0.1 --kernel gaussian"
+    line += " --param sigma=2 --columns a,b,c --standardize"
+    planned = json.loads(run(f"{line} --dry-run --json").stdout)
+    assert run(line).exit_code == 0
+    assert 0.5 < planned["landmarks"] / dkfm.load("model").rank_ < 2
+
+
+def test_columns_whose_variance_overflows_are_told(frame):
+    frame.assign(b=np.where(frame.index % 2, 1e200, -1e200)).to_parquet("x.parquet")
+    for line in (
+        "fit x.parquet model --kernel gaussian --components 2 --columns a,b --standardize",
+        "compare x.parquet --label-column kind --id-column name --kernel linear --standardize",
+    ):
+        result = run(line)
+        assert result.exit_code == 1
+        assert "Column 1 has numbers whose variance overflows, so it cannot be standardized." in result.stderr

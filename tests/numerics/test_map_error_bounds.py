@@ -28,7 +28,7 @@ def test_bounds_are_what_remains_and_what_rounding_may_add(values, eta, norm):
     values = np.sort(values)[::-1]
     remaining, r = np.append(values, 0.0), len(values)
     root = roots.Root(np.diag(1 / np.sqrt(values)), values, np.zeros(0), np.ones(r))
-    residuals = Residuals(remaining, 0.0, norm, 0.0, remaining)
+    residuals = Residuals(remaining, 0.0, norm, 0.0, limits=remaining)
     found = map_error_bounds.bound_errors_by_rank(residuals, root, np.ones(r), eta, 10 * eta)
     weights, last = np.sqrt(np.cumsum(np.append(0.0, 1 / values))), np.append(values[0], values)
     own = max(10 * eta, 8 * roots.EPS)
@@ -224,10 +224,40 @@ def test_coefficients_of_fewer_features_are_bounded_by_those_of_all(seed, triang
     truth = np.linalg.norm(np.cumsum(features.T[:, np.newaxis] * W.T[:, :, np.newaxis], axis=0), axis=1).max(axis=1)
     squares = np.append(0.0, np.cumsum(np.square(W).sum(axis=0)))
     left = np.append(1.0, (1 - np.cumsum(np.square(features), axis=1)).max(axis=0))
-    found = map_error_bounds._bound_coefficients(Residuals(left, 0.0, truth[-1]), squares, np.sqrt(squares), 1.0)
+    found = map_error_bounds._bound_coefficients(Residuals(left, 0.0, truth[-1]), squares, np.sqrt(squares))
     assert found[-1] == pytest.approx(max(truth[-1], 1.0))
     assert (found[1:] >= truth * (1 - 1e-9)).all()
     assert (found >= 1.0).all()
+    longer = Residuals(left, 0.0, truth[-1], excess=3.0)
+    twice = map_error_bounds._bound_coefficients(longer, squares, np.sqrt(squares))
+    assert twice[1] == pytest.approx(max(1.0, 2 * np.sqrt(squares[1])))  # features of twice the length
+    assert twice[-2] == pytest.approx(
+        min(truth[-1] + np.sqrt((left[-2] + 3) * (squares[-1] - squares[-2])), 2 * np.sqrt(squares[-2]))
+    )
+
+
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("landmarks", [None, "random_pivots"])
+def test_bounds_do_not_change_with_the_unit_of_the_kernel(rng, basis, landmarks):
+    X = rng.normal(size=(40, 3)) * np.exp(rng.uniform(-0.7, 0.7, (40, 1)))
+    n, found = None if landmarks is None else 15, []
+    for unit in (2.0**-400, 1.0, 2.0**400):
+        kernel = unit * kernels.Polynomial(3, scale=1.0, offset=0.0)
+        phi = ExactFeatureMap(kernel, basis=basis, landmarks=landmarks, n_landmarks=n, random_state=0).fit(X)
+        found.append(phi.error_bounds_)
+    for others in found[1:]:
+        np.testing.assert_allclose(others, found[0], rtol=1e-6)
+
+
+def test_coefficients_in_eigenvectors_of_all_rows_are_no_longer_than_the_rows(rng):
+    X, kernel = rng.normal(size=(30, 2)), kernels.Gaussian(0.5)
+    for scales in (1.0, 1.5):
+        root = roots.inverse_root(np.asfortranarray(kernel(X)), scales=np.where(np.arange(30) < 15, scales, 1.0))
+        found = map_error_bounds.bound_landmark_residuals(root, np.ones(30)).coefficient_norm
+        np.testing.assert_array_equal(found, np.full(31, scales))
+        W = root.weights * np.sqrt(root.values)  # S^-1 V
+        P = np.cumsum(W.T[:, :, np.newaxis] * (W * np.square(root.scales)[:, np.newaxis]).T[:, np.newaxis, :], axis=0)
+        assert (np.linalg.norm(P, axis=1).max(axis=1) <= scales * (1 + 1e-12)).all()
 
 
 def test_what_a_root_of_k_itself_drops_moves_coefficients_to_large_rows(rng):

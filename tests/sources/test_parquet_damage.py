@@ -12,7 +12,7 @@ import zarr
 
 import dkfm
 from dkfm.errors import InvalidInputError
-from dkfm.sources import parquet, parquet_footers
+from dkfm.sources import parquet
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet import ParquetSource
 from helpers.parquet_files import refusal, write
@@ -75,7 +75,7 @@ def test_an_absurd_row_group_is_refused_before_it_is_decoded(rows, tmp_path, mon
     for part in (slice(0, 1000), slice(0, 10)):
         with pytest.raises(InvalidInputError, match="write it in smaller row groups"):
             ParquetSource.open(path).read(part)
-    monkeypatch.setattr(parquet_footers, "sum_declared_bytes", lambda *_: 0)
+    monkeypatch.setattr(parquet, "_sum_declared_bytes", lambda *_: 0)
     monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 3 * 8 * 1000 - 1)
     with pytest.raises(InvalidInputError, match="takes 24000 bytes"):
         ParquetSource.open(path).read(slice(0, 10))  # no array is made for the rows that a footer promises

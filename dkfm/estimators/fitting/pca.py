@@ -356,12 +356,22 @@ def make_standardizing_kernel(
     """
     if kernel.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no rows to standardize.")
+    scaler = fit_scaler(parts, sample_weight)
+    mean, scale = scaler.mean_, scaler.scale_
+    return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}
+
+
+def fit_scaler(parts: Iterable[object], sample_weight: object = None) -> StandardScaler:
+    """Return scikit-learn's scaler of rows to mean 0 and variance 1."""
     scaler = StandardScaler()  # it detects columns that are constant up to rounding
     for part in parts:
         rows = as_float64(as_rows(part))
         if not isinstance(rows, np.ndarray):
             raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
         weights = None if sample_weight is None else check_sample_weight(sample_weight, len(rows))
-        scaler.partial_fit(rows, sample_weight=weights)
-    mean, scale = scaler.mean_, scaler.scale_
-    return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
+            scaler.partial_fit(rows, sample_weight=weights)
+    if not np.isfinite(scaler.var_).all():
+        column = int(np.isfinite(scaler.var_).argmin())
+        raise InvalidInputError(f"Column {column} has numbers whose variance overflows, so it cannot be standardized.")
+    return scaler

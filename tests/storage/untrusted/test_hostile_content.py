@@ -104,7 +104,7 @@ def test_ids_are_those_that_were_written(kind, dictionary, tmp_path):
 
 def test_a_column_that_says_it_has_more_than_its_rows_is_refused(tmp_path, monkeypatch):
     source = ids_of(tmp_path, ["a"] * 100, pa.string(), False)
-    monkeypatch.setattr(parquet_footers, "sum_declared_bytes", lambda *_: parquet._COLUMN_BYTES + 41 * 100)
+    monkeypatch.setattr(parquet, "_sum_declared_bytes", lambda *_: parquet._COLUMN_BYTES + 41 * 100)
     with pytest.raises(InvalidInputError, match="at most"):
         source.read(slice(0, 100))
 
