@@ -1,5 +1,7 @@
 """Error bounds of each pair's own scale: what is dropped, what is rounded; the rank that float32 carries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from dkfm import ExactFeatureMap, kernels
-from dkfm.numerics import map_error_bounds, roots
+from dkfm.numerics import map_error_bounds, roots, training_statistics
 from dkfm.numerics.certificates import kernel_rounding
 from dkfm.numerics.map_error_bounds import Residuals
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.scorer import prepare_scorer
 
 BASES = ["symmetric", "spectral", "cholesky"]
 
@@ -228,12 +232,26 @@ def test_coefficients_of_fewer_features_are_bounded_by_those_of_all(seed, triang
     assert found[-1] == pytest.approx(max(truth[-1], 1.0))
     assert (found[1:] >= truth * (1 - 1e-9)).all()
     assert (found >= 1.0).all()
+    by_rank = np.arange(1.0, 22.0)
+    known = Residuals(left, 0.0, by_rank)
+    assert (map_error_bounds._bound_coefficients(known, squares, np.sqrt(squares)) == by_rank).all()
     longer = Residuals(left, 0.0, truth[-1], excess=3.0)
     twice = map_error_bounds._bound_coefficients(longer, squares, np.sqrt(squares))
     assert twice[1] == pytest.approx(max(1.0, 2 * np.sqrt(squares[1])))  # features of twice the length
     assert twice[-2] == pytest.approx(
         min(truth[-1] + np.sqrt((left[-2] + 3) * (squares[-1] - squares[-2])), 2 * np.sqrt(squares[-2]))
     )
+
+
+def test_features_that_are_longer_than_their_rows_are_seen(rng):
+    X, kernel = rng.normal(size=(30, 2)), kernels.Gaussian(0.5)
+    root = fitted(kernel, X[:9])
+    root = replace(root, weights=2 * root.weights)  # features of twice the length
+    score = prepare_scorer(Model(kernel, X[:9], {"features": Head(root.weights)}))
+    found = training_statistics.measure_largest_residuals(score, [X], np.ones(30), root, np.ones(9))
+    truth = np.square(kernel(X, X[:9]) @ root.weights).sum(axis=1)
+    assert found.excess == pytest.approx(truth.max() - 1)
+    assert found.lowest == pytest.approx(1 - truth.max())
 
 
 @pytest.mark.parametrize("basis", BASES)
