@@ -108,7 +108,8 @@ def _bound_coefficients(residuals: Residuals, squares: Array, norm: Array) -> Ar
     known = np.asarray(residuals.coefficient_norm)
     if known.ndim:
         return known
-    excess = residuals.noise + max(-residuals.lowest if residuals.excess is None else residuals.excess, 0.0)
+    longer = -residuals.lowest if residuals.excess is None else residuals.excess
+    excess = min(residuals.noise + max(longer, 0.0), 1e300)  # of rows of very unlike scales it may overflow
     left_out = np.sqrt(np.maximum(residuals.largest_by_rank, 0.0) + excess) * np.sqrt(squares[-1] - squares)
     bounds: Array = np.maximum(np.minimum(known + left_out, norm * np.sqrt(1 + excess)), 1.0)
     return bounds

@@ -90,7 +90,7 @@ def measure_largest_residuals(
         last = shares[:, -1] if shares.shape[1] else all_left
         lowest = min(lowest, float((last * units[positions]).min(initial=0.0)))
         excess = max(excess, -float(last.min(initial=0.0)))
-    if not np.isfinite([*largest, excess, norm]).all():
+    if not np.isfinite([*largest, norm]).all():
         raise KernelError(f"{score.model.kernel!r} overflows between a training row and a landmark.")
     return Residuals(largest, lowest, norm, excess=excess)
 

@@ -235,6 +235,11 @@ def test_coefficients_of_fewer_features_are_bounded_by_those_of_all(seed, triang
     by_rank = np.arange(1.0, 22.0)
     known = Residuals(left, 0.0, by_rank)
     assert (map_error_bounds._bound_coefficients(known, squares, np.sqrt(squares)) == by_rank).all()
+    overflowed = map_error_bounds._bound_coefficients(
+        Residuals(left, 0.0, truth[-1], excess=np.inf), squares, np.sqrt(squares)
+    )
+    assert overflowed[-1] == pytest.approx(max(truth[-1], 1.0))
+    assert (overflowed[1:-1] > 1e100).all()
     longer = Residuals(left, 0.0, truth[-1], excess=3.0)
     twice = map_error_bounds._bound_coefficients(longer, squares, np.sqrt(squares))
     assert twice[1] == pytest.approx(max(1.0, 2 * np.sqrt(squares[1])))  # features of twice the length
