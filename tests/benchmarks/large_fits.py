@@ -56,7 +56,7 @@ plan = dkfm.plan_fit(dkfm.KernelPCA(20, kernel=kernel), X) if hasattr(dkfm, "pla
 planned, start = time.perf_counter() - start, time.perf_counter()
 pca = dkfm.KernelPCA(20, kernel=kernel).fit(X)
 seconds, peak = time.perf_counter() - start, peak_memory() - before
-found = {"seconds": seconds, "peak": peak, "package": dkfm.__file__}
+found = {"seconds": seconds, "peak": peak, "package": dkfm.__file__, "certificate": pca.certificate_.error}
 found["eigenvalues"] = pca.eigenvalues_.tolist()
 if plan is not None:
     found |= {"planned_seconds": plan.seconds, "planned_bytes": plan.memory_bytes, "road": plan.road}
