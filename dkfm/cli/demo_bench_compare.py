@@ -103,8 +103,6 @@ def compare(
     t = None if test_labels is None else option_parsing.read_labels(test_labels, "--test-labels")
     excluded = [] if label_column is None else [label_column]
     features = option_parsing.parse_list(columns)
-    if features is not None:
-        features = [name for name in features if name not in excluded]
     rows = open_source(train, columns=features, id_column=id_column, excluded_columns=excluded)
     if html is not None:
         inputs = [

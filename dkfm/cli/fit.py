@@ -178,8 +178,6 @@ def _open_table(train: str, model: str, options: FitOptions) -> Source:
     """Return the training rows, if a model can be written."""
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
     columns = arguments.parse_list(options.columns)
-    if columns is not None:
-        columns = [name for name in columns if name not in options.y_columns]
     table = open_source(train, columns=columns, id_column=options.id_column, excluded_columns=options.y_columns)
     if options.columns is None and options.map_path is None and isinstance(table, NamedColumns):
         _warn_of_ids(list(table.columns), options.id_column)
@@ -261,7 +259,8 @@ def _fit_and_save(
         if options.standardize and options.method == "pca":
             more = {"standardize": True}
         elif options.standardize:
-            estimator.set_params(kernel=_standardize_columns(kernel, source))
+            kernel = _standardize_columns(kernel, source)
+            estimator.set_params(kernel=kernel)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
             memory.require_factorization_memory(
                 source.shape[0], source.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies

@@ -37,8 +37,8 @@ __all__ = [
     "pq",
     "read_layout_with_stamp",
     "require_ids",
+    "types",
 ]
-__all__ += ["types"]
 
 TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Predicates for the types of columns whose values may have any length."""

@@ -10,6 +10,7 @@ import dkfm
 from dkfm.cli.app import main
 from dkfm.core import chunking
 from dkfm.errors import StoreError
+from dkfm.execution import memory
 from dkfm.kernels import Gaussian
 from dkfm.storage import remote_stores
 
@@ -73,6 +74,15 @@ def test_rows_that_are_read_in_parts_are_standardized(fit, rows, build, monkeypa
     found = dkfm.load("model").kernel_.h
     np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-13)
     np.testing.assert_allclose(found.scale, rows.std(axis=0), rtol=1e-13)
+
+
+def test_the_memory_of_standardized_landmarks_is_counted(fit, monkeypatch):
+    copies = []
+    monkeypatch.setattr(memory, "require_factorization_memory", lambda *counted: copies.append(counted[-1]))
+    assert fit("--method features --param sigma=2").exit_code == 0
+    plain, copies[:] = copies[0], []
+    assert fit("--method features --param sigma=2 --standardize --overwrite").exit_code == 0
+    assert copies[0] == plain + 1
 
 
 @pytest.mark.slow
