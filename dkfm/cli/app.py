@@ -26,30 +26,6 @@ if TYPE_CHECKING:
     from dkfm.scoring.report import ScoreReport
 
 
-_SCHEDULER = click.option(
-    "--scheduler",
-    metavar="ADDRESS",
-    help="host:port, tcp://host:port, tls://host:port, the path of a scheduler file, slurm:FILE (workers as jobs of "
-    "Slurm) or ssh:HOSTS (a file of hosts); without it, threads.",
-)
-
-_REPORT = click.option(
-    "--report", "page", metavar="PAGE", help="Of a cluster: write Dask's report of the job here, as HTML."
-)
-
-_PROGRESS = click.option(
-    "--progress/--no-progress",
-    default=True,
-    show_default=True,
-    help="Bars on standard error, where it is a terminal; elsewhere a line every 30 seconds.",
-)
-
-
-_TRUSTED = click.option(
-    "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="A function of yours that MODEL may run as its kernel."
-)
-
-
 @click.group(
     cls=process.CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=failures.EXPLANATION
 )
@@ -91,81 +67,100 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
         yield client
 
 
-@main.command()
+@main.command(epilog="Example: dkfm fit train.npy model --kernel gaussian --param sigma=3 --components 20")
 @click.argument("train", type=click.Path())
 @click.argument("model", type=click.Path())
-@click.option("--method", type=click.Choice(["features", "pca", "fisher", "ridge"]), default="pca", show_default=True)
-@click.option("--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="Of features. [symmetric]")
-@click.option("--centered", is_flag=True, help="Of features: take their mean over TRAIN from them.")
-@click.option("--landmarks", type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]), help="Of features.")
-@click.option("--n-landmarks", type=click.IntRange(min=1), help="How many landmarks are chosen; all rows by default.")
+@click.option(
+    "--method",
+    type=click.Choice(["features", "pca", "fisher", "ridge"]),
+    default="pca",
+    show_default=True,
+    help="Model to fit: a feature map, kernel PCA, Fisher discriminants, or kernel ridge regression.",
+)
+@click.option(
+    "--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="features: basis of the map. [symmetric]"
+)
+@click.option("--centered", is_flag=True, help="features: subtract their mean over TRAIN.")
+@click.option(
+    "--landmarks",
+    type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]),
+    help="features: how to choose landmarks among the rows of TRAIN. [all rows]",
+)
+@click.option("--n-landmarks", type=click.IntRange(min=1), help="features: number of landmarks. [all rows]")
 @click.option(
     "--certify",
     type=click.Choice(["all", "sample"]),
-    help="Of features: the rows of TRAIN whose error is measured. A sample is fast, and gives no error bound. [all]",
+    help="features: rows of TRAIN at which the error is measured. A sample is fast, and gives no error bound. [all]",
 )
 @click.option(
-    "--tol", type=click.FloatRange(0, 1, max_open=True), help="Of features: the error bound to be content with."
+    "--tol",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="features: error bound to reach with as few features as possible.",
 )
 @click.option(
     "--build",
     type=click.Choice(["auto", "gram", "columns", "rounds", "tiled"]),
-    help="Of features: how pivots are found. auto: in rounds over stored rows, else as is faster. tiled: all rows, "
-    "of full rank, with weights that stay on disk. [auto]",
+    help="features: how to find pivots. auto: in rounds over rows at a path, else the faster of gram and columns. "
+    "tiled: keep all rows, at full rank, with weights on disk. [auto]",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float64", "float32"]),
     default="float64",
     show_default=True,
-    help="What MODEL scores in.",
+    help="Precision in which MODEL scores.",
 )
 @click.option("--kernel", help=option_parsing.KERNEL_HELP, shell_complete=option_parsing.complete_kernel_name)
-@click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
+@click.option(
+    "--param", multiple=True, metavar="NAME=VALUE", help="Kernel parameter: sigma=5, sigma=1,2,3, sigma=median."
+)
 @click.option(
     "--map",
     "map_path",
     metavar="MAP",
-    help="In place of --kernel, of a pca, fisher or ridge: fit in the features of a map that was fitted before.",
+    help="pca, fisher, ridge: fit in the features of this fitted map, in place of --kernel.",
 )
 @click.option(
-    "--on-indefinite", type=click.Choice(["auto", "raise", "clip"]), help="[raise; of a pca: auto, as in KernelPCA]"
+    "--on-indefinite",
+    type=click.Choice(["auto", "raise", "clip"]),
+    help="What to do if the kernel is not positive semi-definite. [raise; pca: auto, as in KernelPCA]",
 )
 @click.option(
     "--components",
     callback=option_parsing.parse_components,
     metavar="NUMBER",
-    help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
+    help="pca, fisher: number of components. pca: below 1, the share of the variance to explain. [all]",
 )
-@click.option("--labels", metavar="FILE", help="Of fisher, or a ridge that classifies: a .npy file of a label a row.")
+@click.option("--labels", metavar="FILE", help="fisher, ridge: a .npy file with one class label for each row.")
+@click.option("--label-column", metavar="NAME", help="fisher, ridge: column of a table with the labels.")
+@click.option("--targets", metavar="FILE", help="ridge: a .npy file with one or more numbers for each row.")
+@click.option("--target-columns", metavar="NAMES", help="ridge: columns of a table with the targets.")
 @click.option(
-    "--label-column", metavar="NAME", help="In place of --labels: a column of a table, of text or whole numbers."
+    "--alpha",
+    callback=option_parsing.parse_alpha,
+    metavar="NUMBER",
+    help="ridge: penalty, or loo, which chooses it by leave-one-out errors. [1]",
 )
-@click.option("--targets", metavar="FILE", help="Of ridge: a .npy file of one or more numbers for each row of TRAIN.")
-@click.option("--target-columns", metavar="NAMES", help="In place of --targets: columns of a table, with commas.")
-@click.option(
-    "--alpha", callback=option_parsing.parse_alpha, metavar="NUMBER", help="Of ridge: the penalty, or loo. [1]"
-)
-@click.option("--solver", type=click.Choice(["auto", "dense", "tiled", "cg"]), help="Of fisher and ridge. [auto]")
+@click.option("--solver", type=click.Choice(["auto", "dense", "tiled", "cg"]), help="fisher, ridge: solver. [auto]")
 @click.option(
     "--shrinkage",
     callback=option_parsing.parse_shrinkage,
     metavar="NUMBER",
-    help="Of fisher: the ridge, or auto. [0.001]",
+    help="fisher: shrinkage, or auto. [0.001]",
 )
-@click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
-@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but ids, labels, targets.")
-@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
-@click.option("--workspace", metavar="DIR", help="Keep a Gram matrix, or how far a long fit is, here.")
-@click.option("--standardize", is_flag=True, help="Make (x - mean) / scale of each column first; MODEL keeps both.")
-@click.option("--random-state", type=click.IntRange(min=0), help="Of features: seed of landmarks and samples.")
-@click.option("--dry-run", is_flag=True, help="Say what would be computed, its memory, disk and time; write nothing.")
-@click.option("--overwrite", is_flag=True, help="Replace a model of dkfm at MODEL; nothing else is ever replaced.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was fitted, or the plan, for machines.")
-@_PROGRESS
-@_SCHEDULER
+@click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a tile of the Gram matrix.")
+@click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [all but ids, labels, targets]")
+@click.option("--id-column", metavar="NAME", help="Column of a table with ids, which is not a feature.")
+@click.option("--workspace", metavar="DIR", help="Folder that keeps the work of a long fit, so that it can be resumed.")
+@click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale. MODEL keeps both.")
+@click.option("--random-state", type=click.IntRange(min=0), help="features: seed of landmarks and samples.")
+@click.option("--dry-run", is_flag=True, help="Print the plan with its memory, disk and time; write nothing.")
+@click.option("--overwrite", is_flag=True, help="Replace a dkfm model at MODEL. Nothing else is ever replaced.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was fitted, or the plan, as JSON.")
+@option_parsing.PROGRESS
+@option_parsing.SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
-@_REPORT
+@option_parsing.REPORT
 @logging_options.add_logging_options
 def fit(
     train: str,
@@ -177,7 +172,11 @@ def fit(
     as_json: bool,
     **options: object,
 ) -> None:
-    """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
+    """Fit a model to the rows of TRAIN and save it at MODEL.
+
+    TRAIN is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz file. An option whose
+    help begins with a method, as "ridge:", is for that method only.
+    """
     with process.disable_gc_during_imports():
         from dkfm.cli.fit import FitOptions, make_fit_plan, run_fit
         from dkfm.cli.verify import describe_fitted_model, format_model_size
@@ -210,33 +209,39 @@ def fit(
     "--output",
     "names",
     metavar="NAMES",
-    help="Some of scores, reconstruction_error, features, residual, predict, decision_function, predict_proba, "
-    "transform, with commas; by default what MODEL is for.",
+    help="Outputs, comma-separated: scores, reconstruction_error, features, residual, predict, decision_function, "
+    "predict_proba, transform, as far as MODEL has them. [its main output]",
 )
-@click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
-@click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
-@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default those of the fit, or all.")
-@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which are kept in OUTPUT.")
+@click.option(
+    "--on-invalid",
+    type=click.Choice(["raise", "nan"]),
+    default="raise",
+    show_default=True,
+    help="What to do with a row that has NaN or infinity: stop, or score it as NaN.",
+)
+@click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task, and of a chunk of OUTPUT.")
+@click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [those of the fit, or all]")
+@click.option("--id-column", metavar="NAME", help="Column of a table with ids, which OUTPUT keeps.")
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=1),
     default=STALL_SECONDS,
     show_default=True,
-    help="Seconds without a finished task after which the job ends.",
+    help="End the job if no task finishes for so many seconds.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print the plan: chunks, disk, memory and time, measured with a few trial chunks; leave nothing.",
+    help="Print the plan: chunks, disk, memory and time, measured on a few trial chunks, which are removed.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
-@click.option("--append", is_flag=True, help="Score the files that are new in a folder of Parquet since OUTPUT.")
-@click.option("--json", "as_json", is_flag=True, help="The report, or the plan, for machines.")
-@_TRUSTED
-@_PROGRESS
-@_SCHEDULER
+@click.option("--overwrite", is_flag=True, help="Replace an earlier dkfm output at OUTPUT. Nothing else is replaced.")
+@click.option("--append", is_flag=True, help="Score only the files of a Parquet folder that OUTPUT does not have yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report, or the plan, as JSON.")
+@option_parsing.TRUSTED
+@option_parsing.PROGRESS
+@option_parsing.SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
-@_REPORT
+@option_parsing.REPORT
 @logging_options.add_logging_options
 def score(
     model: str,
@@ -258,10 +263,10 @@ def score(
     wait_for_workers: float | None,
     page: str | None,
 ) -> None:
-    """Score the rows of INPUT through MODEL into OUTPUT, or go on with what was begun there.
+    """Score the rows of INPUT with MODEL, write OUTPUT, and resume an OUTPUT that was begun.
 
-    INPUT is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz; OUTPUT is a folder
-    of Parquet where it ends in .parquet, else a Zarr store.
+    INPUT is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz file. OUTPUT is a
+    folder of Parquet files if its name ends in .parquet, else a Zarr store.
     """
     with process.disable_gc_during_imports():
         from dkfm.scoring.run import batch_score, plan_score
@@ -320,35 +325,46 @@ def _summarize_report(report: "ScoreReport") -> str:
 
 @main.command()
 @click.argument("path", type=click.Path())
-@click.option("--against", metavar="INPUT", help="Rows of an output to score anew, or to measure a feature map on.")
+@click.option("--against", metavar="INPUT", help="Rows to score again, or to measure a feature map on.")
 @click.option(
-    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="How many of these rows, about."
+    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of these rows, about."
 )
-@click.option("--model", metavar="MODEL", help="Of an output: where its model is, if it moved.")
-@_TRUSTED
-@_PROGRESS
+@click.option("--model", metavar="MODEL", help="Model of an output, if it has moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@option_parsing.TRUSTED
+@option_parsing.PROGRESS
 @logging_options.add_logging_options
 def verify(
-    path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...], progress: bool
+    path: str,
+    against: str | None,
+    sample: int,
+    model: str | None,
+    as_json: bool,
+    trusted: tuple[str, ...],
+    progress: bool,
 ) -> None:
-    """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
+    """Check PATH: measure the certificate of a model again, or compare an output with its receipts and input."""
     with process.disable_gc_during_imports():
-        from dkfm.cli.verify import iter_model_verification, iter_output_verification
+        from dkfm.cli.verify import verify_model, verify_output
         from dkfm.storage import remote_stores
 
     option_parsing.allow_user_imports(*trusted)
     if remote_stores.read_store_kind(path) == "scores":
         progress = progress and not logging_options.is_quiet()
-        logging_options.print_summary(*iter_output_verification(path, against, sample, model, trusted, progress))
+        facts, lines = verify_output(path, against, sample, model, trusted, progress)
     else:
-        logging_options.print_summary(*iter_model_verification(path, against, trusted))
+        facts, lines = verify_model(path, against, trusted)
+    if as_json:
+        print_result(json.dumps({"path": path, **facts}))
+    else:
+        logging_options.print_summary(*(f"{path}: {line}" for line in lines))
 
 
 @main.command()
 @click.argument("path", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(path: str, as_json: bool) -> None:
-    """Say what a store of dkfm's is."""
+    """Describe a model, an output or another dkfm store."""
     with process.disable_gc_during_imports():
         from dkfm.cli.inspection import describe_store
 

@@ -12,8 +12,8 @@ from dkfm.errors import InvalidInputError
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")
-@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
+@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Number of rows to score.")
+@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Folder for all that the demo writes.")
 @add_logging_options
 def demo(rows: int, directory: str) -> None:
     """Run the main job on real digits, on a cluster of this machine."""
@@ -23,13 +23,17 @@ def demo(rows: int, directory: str) -> None:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Smaller sizes: two minutes, not ten or more; of --kernels twenty seconds.")
-@click.option("--kernels", is_flag=True, help="Only the time of a value of each kernel, beside its formula.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--scheduler", metavar="ADDRESS", help="As of dkfm score; without it, a cluster of this machine.")
+@click.option(
+    "--quick", is_flag=True, help="Take smaller sizes: two minutes instead of ten or more; with --kernels 20 seconds."
+)
+@click.option("--kernels", is_flag=True, help="Measure only one value of each kernel, beside its formula in NumPy.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Dask cluster, as for dkfm score. [a cluster of processes on this machine]"
+)
 @option_parsing.WAIT_FOR_WORKERS
 def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait_for_workers: float | None) -> None:
-    """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
+    """Measure the speed of dkfm on this machine, beside scikit-learn and beside the arithmetic alone."""
     from dkfm.bench import kernel_values, run
 
     option_parsing.require_scheduler(scheduler, wait_for_workers)
@@ -46,24 +50,24 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 
 @click.command()
 @click.argument("train", type=click.Path())
-@click.option("--labels", metavar="Y.NPY", help="A label for each row of TRAIN.")
-@click.option("--label-column", metavar="NAME", help="In place of --labels: a column of TRAIN, and of TEST.")
+@click.option("--labels", metavar="Y.NPY", help="A .npy file with one class label for each row of TRAIN.")
+@click.option("--label-column", metavar="NAME", help="Column of TRAIN and TEST with the labels, in place of --labels.")
 @click.option(
     "--kernel",
     "specs",
     multiple=True,
     required=True,
     metavar="KERNEL",
-    help="Once for each; see above.",
+    help="Kernel to compare, as described above. Repeat it for each kernel.",
     shell_complete=option_parsing.complete_kernel_name,
 )
-@click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but ids and labels.")
-@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
-@click.option("--standardize", is_flag=True, help="Make (x - mean) / scale of each column first.")
-@click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")
-@click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
-@click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [all but ids and labels]")
+@click.option("--id-column", metavar="NAME", help="Column of a table with ids, which is not a feature.")
+@click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale.")
+@click.option("--test", metavar="TEST", help="Rows to test on. [a quarter of TRAIN]")
+@click.option("--test-labels", metavar="Y.NPY", help="A .npy file with one class label for each row of TEST.")
+@click.option("--html", metavar="PAGE", help="Write a page with pictures to this file. t-SNE needs the extra tsne.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @add_logging_options
 def compare(
     train: str,
@@ -80,8 +84,8 @@ def compare(
 ) -> None:
     """Measure how well each kernel separates the labelled rows of TRAIN, in a table and on a page.
 
-    A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
-    module:name, a kernel or a function f(X, Y) of yours; or JSON, as in the zarr.json of a model.
+    A KERNEL is a name with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784;
+    module:name, for a kernel or a function f(X, Y) of your own; or JSON, as dkfm info prints the kernel of a model.
     """
     from dkfm.files.location import locate, require_disjoint
     from dkfm.kernel_comparison import html_page

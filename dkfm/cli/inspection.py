@@ -78,7 +78,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
     return {
         "estimator": record.estimator,
         "kernel": serialization.to_config(record.model.kernel),
-        "rank": next((len(a) for a in map(record.extra_arrays.get, ("eigenvalues", "pivots")) if a is not None), None),
+        **_describe_rank(record),
         "landmarks": record.model.landmarks.shape[0],
         "columns": record.model.n_features_in,
         **({"column_names": record.feature_names} if record.feature_names else {}),
@@ -90,6 +90,12 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         "bytes": record.model.total_nbytes,
         "digest": record.digest,
     }
+
+
+def _describe_rank(record: Record) -> dict[str, object]:
+    """Return the rank of a feature map, if its record is sound."""
+    known = [record.extra_arrays[name] for name in ("eigenvalues", "pivots") if name in record.extra_arrays]
+    return {"rank": len(known[0])} if record.estimator == "ExactFeatureMap" and known else {}
 
 
 def _describe_variance(record: Record) -> dict[str, object]:

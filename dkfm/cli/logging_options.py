@@ -20,9 +20,9 @@ _QUIET = "dkfm.quiet"
 def add_logging_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add the options -v, -q and --log-json to a command, and write its log lines to standard error."""
 
-    @click.option("-v", "--verbose", is_flag=True, help="Log more: how long each stage took.")
-    @click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors: no log lines, bars and summary.")
-    @click.option("--log-json", is_flag=True, help="Log lines, warnings and errors on standard error as JSON.")
+    @click.option("-v", "--verbose", is_flag=True, help="Also log how long each stage took.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors: no log, progress or summary.")
+    @click.option("--log-json", is_flag=True, help="Write log lines, warnings and errors to standard error as JSON.")
     @functools.wraps(command)
     def run(*, verbose: bool, quiet: bool, log_json: bool, **options: object) -> object:
         if verbose and quiet:

@@ -1,4 +1,4 @@
-"""Parse arguments of the command line: kernels, parameters, numbers, lists and labels."""
+"""Define the options that commands share, and parse arguments: kernels, parameters, numbers, lists and labels."""
 
 import json
 import re
@@ -19,11 +19,33 @@ if TYPE_CHECKING:
     from dkfm.kernels import Kernel
 
 
+SCHEDULER = click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Dask cluster to run on: host:port, tcp://host:port, tls://host:port, the path of a scheduler file, "
+    "slurm:FILE (workers as jobs of Slurm) or ssh:HOSTS (a file of hosts). [threads of this process]",
+)
+
+REPORT = click.option(
+    "--report", "page", metavar="PAGE", help="Write Dask's performance report of a job on a cluster to this HTML file."
+)
+
+PROGRESS = click.option(
+    "--progress/--no-progress",
+    default=True,
+    show_default=True,
+    help="Show progress on standard error: bars in a terminal, elsewhere a line every 30 seconds.",
+)
+
+TRUSTED = click.option(
+    "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="Function that MODEL may import and run as its kernel."
+)
+
 WAIT_FOR_WORKERS = click.option(
     "--wait-for-workers",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Of a cluster: how long to wait for its first worker. [30; 60 of ssh:HOSTS; of slurm:FILE as the file says]",
+    help="How long to wait for the first worker of a cluster. [30; ssh:HOSTS: 60; slurm:FILE: as the file says]",
 )
 
 
@@ -34,6 +56,11 @@ KERNEL_NAMES = (
 )
 """Names of dkfm's kernels, which are known without importing them."""
 
+KERNEL_PARAMETERS = (
+    *("coef0", "degree", "gamma", "length_scale", "nu", "offset", "order", "period", "scale", "sigma", "value"),
+)
+"""Parameters of kernels, scikit-learn's among them, that are no options of `dkfm fit`."""
+
 SCIKIT_LEARN_NAMES = ("additive_chi2", "chi2", "poly", "rbf")
 """Names that scikit-learn alone has."""
 
@@ -41,8 +68,8 @@ _LABEL_CHARACTERS = 1000
 """Largest length of a label that is text: NumPy takes as much memory for each row."""
 
 KERNEL_HELP = (
-    f"{', '.join(KERNEL_NAMES)}; scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; module:function, a function f(X, Y) "
-    "of yours that returns a block; or JSON, as in the zarr.json of a model."
+    f"One of {', '.join(KERNEL_NAMES)}; of scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; module:function, your own "
+    "f(X, Y) that returns a block of values; or JSON, as dkfm info prints the kernel of a model."
 )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dkfm.cli import failures
+from dkfm.cli import failures, option_parsing
 from dkfm.core.terminal_output import escape_control_characters, print_message
 from dkfm.errors import (
     DkfmError,
@@ -55,6 +55,16 @@ _NO_THREAD = "can't start new thread"
 """Message of the RuntimeError if the limit of threads is reached."""
 
 _OUTPUT_ERROR = "Standard output cannot be written: {}."
+
+_SYNONYMS = {
+    "benchmark": "bench",
+    "check": "verify",
+    "describe": "info",
+    "predict": "score",
+    "train": "fit",
+    "transform": "score",
+}
+"""Names that users may expect for a command, and its name."""
 
 _owns_process = False
 """Whether a command is the whole of this process."""
@@ -249,6 +259,12 @@ class CommandGroup(click.Group):
         with _sanitize_usage_errors():
             return super().make_context(*arguments, **options)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # click's signature
+        """Find the command that a command line names; name the right one for a synonym."""
+        if args and (name := _SYNONYMS.get(args[0])) is not None:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {name}?", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that a command line names, and end with a code if it fails."""
         former_format = warnings.formatwarning
@@ -283,6 +299,9 @@ def _sanitize_usage_errors() -> Iterator[None]:
 def _describe_usage_error(error: click.UsageError) -> str:
     """Return the message of a usage error; of the names that click suggests, only those that are similar."""
     wrong = getattr(error, "option_name", None) or getattr(error, "command_name", None)
+    parameter = str(wrong).lstrip("-").replace("-", "_")
+    if parameter in option_parsing.KERNEL_PARAMETERS and error.ctx is not None and error.ctx.info_name == "fit":
+        return f"No such option '{wrong}'. Write a parameter of the kernel as --param {parameter}=VALUE."
     if wrong is None or not getattr(error, "possibilities", None):
         return error.format_message()
     near = find_similar_names(wrong, error.possibilities)  # type: ignore[attr-defined]  # of two of click's classes

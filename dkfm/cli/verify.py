@@ -1,6 +1,7 @@
-"""Run `dkfm verify`: measure a stored model or an output anew, without scikit-learn, and describe it in lines."""
+"""Run `dkfm verify`: measure a stored model or an output again, without scikit-learn, and describe it."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, cast
 
@@ -14,38 +15,46 @@ if TYPE_CHECKING:
     from dkfm.estimators.stored.folded import StoredFold
 
 
-def iter_output_verification(
+def verify_output(
     path: str, against: str | None, sample: int, model: str | None, trusted: Collection[str], progress: bool
-) -> Iterator[str]:
-    """Hold an output against its receipts, and against the rows of its input if given; yield lines.
+) -> tuple[dict[str, object], list[str]]:
+    """Compare an output with its receipts, and with rows of its input if given.
 
-    `progress` says whether to show how far it is.
+    `progress` says whether to show a bar.
+
+    Returns
+    -------
+    facts : dict
+        What was measured, as plain JSON values.
+    lines : list of str
+        The same in words.
     """
     with disable_gc_during_imports():
         from dkfm.scoring.verification import verify_scores
 
     result = verify_scores(path, against, sample=sample, model=model, trusted=trusted, progress=progress)
-    yield f"{path}: {result.rows:,} rows, every chunk as it was written"
+    lines = [f"{result.rows:,} rows, every chunk as it was written"]
     if against is not None:
         share = "less than 0.001" if result.worst < 1e-3 else f"at most {result.worst:.1g}"
         difference = f"{result.sampled:,} rows scored anew by the formula agree: they differ by {share}"
-        yield f"{path}: {difference} of what rounding allows"
+        lines.append(f"{difference} of what rounding allows")
+    return {"kind": "scores", **asdict(result)}, lines
 
 
-def iter_model_verification(path: str, against: str | None, trusted: Collection[str]) -> Iterator[str]:
-    """Measure a model anew, on rows of a source if given, and yield lines."""
+def verify_model(path: str, against: str | None, trusted: Collection[str]) -> tuple[dict[str, object], list[str]]:
+    """Measure a model again, on rows of a source if given; return facts and lines as `verify_output` does."""
     with disable_gc_during_imports():
         from dkfm.estimators.stored.feature_map import StoredMap
         from dkfm.estimators.stored.opening import open_stored
 
     stored = open_stored(path, trusted)
-    first, *others = str(stored.verify(_read_points(stored, against))).splitlines()
-    yield f"{path}: {first}"
+    result = stored.verify(_read_points(stored, against))
+    first, *others = str(result).splitlines()
+    lines = [first]
     if isinstance(stored, StoredMap):
-        yield f"{path}: {format_model_size(stored)}"
-        yield from (f"{path}: {line}" for line in _iter_map_lines(stored))
-    for line in others:
-        yield f"{against} {line}"
+        lines += [format_model_size(stored), *_iter_map_lines(stored)]
+    lines += (f"{against} {line}" for line in others)
+    return {"kind": "model", **result.to_dict()}, lines
 
 
 def _read_points(stored: "StoredEstimator | StoredFold", against: str | None) -> object:

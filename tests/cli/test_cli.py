@@ -1,6 +1,7 @@
 """The command line, as a user types it: exit codes, one sentence on standard error, the README's words."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +45,26 @@ def test_a_pca_is_fitted_scored_verified_and_described(run):
     facts = json.loads(run("info scores.zarr --json").stdout)
     assert (facts["rows"], facts["outputs"], facts["complete"]) == (50, {"scores": 4}, True)
     assert "KernelPCA" in run("info model").stdout
+    assert "rank" not in run("info model").stdout  # that of a pca is not known
+
+
+def test_what_verify_measures_is_printed_as_json(run):
+    assert run("fit train.npy map --method features --basis cholesky --kernel gaussian --param sigma=2").exit_code == 0
+    assert run("score map test.npy features.zarr --chunk-rows 20").exit_code == 0
+    found = json.loads(run("verify features.zarr --json").stdout)
+    assert found == {"path": "features.zarr", "kind": "scores", "rows": 50, "chunks": 3, "sampled": 0, "worst": 0.0}
+    found = json.loads(run("verify features.zarr --against test.npy --sample 10 --json").stdout)
+    assert found["sampled"] == 10
+    assert 0 < found["worst"] < 1
+    expected = dkfm.load("map").verify(np.load("test.npy"))
+    found = json.loads(run("verify map --against test.npy --json").stdout)
+    assert (found.pop("path"), found.pop("kind")) == ("map", "model")
+    assert found["max_residual"] == expected.residuals.max()
+    assert found == expected.to_dict()
+    assert set(json.loads(run("verify map --json").stdout)) == {"path", "kind", "certificate"}
+    Path("features.zarr/features/c/1/0").unlink()
+    failed = run("verify features.zarr --json")
+    assert (failed.exit_code, json.loads(failed.stdout)["error"]) == (1, "DamagedStoreError")
 
 
 @pytest.mark.slow

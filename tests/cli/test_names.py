@@ -1,5 +1,6 @@
 """Names that the command line refuses: outputs that promise another format, and misspelt options and kernels."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import dkfm
+from dkfm.cli import option_parsing
 from dkfm.cli.app import main
 from dkfm.errors import InvalidInputError, find_similar_names
 from dkfm.kernels.serialization import _NUMERIC
@@ -125,12 +127,14 @@ def test_an_unrelated_name_is_told_no_name(name):
         ("score a b c --rows 3", "Did you mean --chunk-rows\\?"),
         ("score a b c --timeout 3", "Did you mean --stall-timeout\\?"),
         ("fit a b --seed 3", r"No such option:? '?--seed'?\.?\n"),  # click's versions differ
-        ("fit a b --degree 3", r"No such option:? '?--degree'?\.?\n"),
+        ("fit a b --degree 3", r"No such option '--degree'\. .* --param degree=VALUE\.\n"),
+        ("fit a b --length-scale=3", r"No such option '--length-scale'\. .* --param length_scale=VALUE\.\n"),
+        ("predict a b c", r"No such command 'predict'\. Did you mean score\?\n"),
         ("score a b c --colour", r"No such option:? '?--colour'?\.?\n"),
         ("score a b c --address x", r"No such option:? '?--address'?\.?\n"),
         (
             "skore a b c",
-            r"No such command 'skore'\." + " Did you mean score" * hasattr(click.exceptions, "NoSuchCommand"),
+            r"No such command 'skore'\." + " Did you mean score" * SUGGESTS_COMMANDS,
         ),
         ("bake", r"No such command 'bake'\.\n"),
     ],
@@ -140,6 +144,11 @@ def test_an_unknown_option_or_command_is_told_what_is_near_and_no_nonsense(run, 
     assert result.exit_code == 2
     assert re.search(words, result.stderr)
     assert ("Did you mean" in result.stderr) == ("Did you mean" in words)
+
+
+def test_the_parameters_that_an_option_may_mean_are_those_of_the_kernels():
+    fields = {field.name for kernel in _NUMERIC.values() for field in dataclasses.fields(kernel)}
+    assert set(option_parsing.KERNEL_PARAMETERS) == (fields | {"coef0"}) - {"alpha", "columns"}
 
 
 def test_an_unknown_kernel_is_told_those_that_there_are(run):

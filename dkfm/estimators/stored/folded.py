@@ -1,6 +1,6 @@
 """Check and measure stored linear models of features."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 import numpy as np
@@ -37,6 +37,10 @@ class FoldVerification:
 
     worst: float
     rows: int
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the two numbers as plain JSON values."""
+        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.rows} landmarks differ from the formula by at most {self.worst:.1g} of what rounding allows"

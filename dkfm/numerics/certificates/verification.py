@@ -33,6 +33,14 @@ class Verification:
     residuals: Array | None = None
     bound: float | None = None
 
+    def to_dict(self) -> dict[str, object]:
+        """Return plain JSON values: certificates, the median and largest residual, and the bound if it is finite."""
+        certificates = {"certificate": self.certificate, "against": self.against, "between": self.between}
+        facts: dict[str, object] = {name: value.to_dict() for name, value in certificates.items() if value is not None}
+        if self.residuals is not None and self.bound != np.inf:
+            facts |= {"median_residual": float(np.median(self.residuals)), "max_residual": float(self.residuals.max())}
+        return facts | ({} if self.bound is None or np.isinf(self.bound) else {"bound": self.bound})
+
     def __str__(self) -> str:
         if self.residuals is None:
             return f"certificate {self.certificate}"
