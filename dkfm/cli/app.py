@@ -15,7 +15,7 @@ import click
 from dkfm import __version__
 from dkfm.cli import demo_bench_compare, failures, logging_options, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
-from dkfm.core.terminal_output import print_result
+from dkfm.core.terminal_output import print_json, print_result
 from dkfm.errors import shorten
 
 if TYPE_CHECKING:
@@ -84,9 +84,11 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option(
     "--landmarks",
     type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]),
-    help="features: how to choose landmarks among the rows of TRAIN. [all rows]",
+    help="features: how to choose landmarks. [all rows of TRAIN]",
 )
-@click.option("--n-landmarks", type=click.IntRange(min=1), help="features: number of landmarks. [all rows]")
+@click.option(
+    "--n-landmarks", type=click.IntRange(min=1), help="features: number of landmarks to choose. [pivots: the rank]"
+)
 @click.option(
     "--certify",
     type=click.Choice(["all", "sample"]),
@@ -100,8 +102,8 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option(
     "--build",
     type=click.Choice(["auto", "gram", "columns", "rounds", "tiled"]),
-    help="features: how to find pivots. auto: in rounds over rows at a path, else the faster of gram and columns. "
-    "tiled: keep all rows, at full rank, with weights on disk. [auto]",
+    help="features: how to find pivots of the cholesky basis. auto: in rounds over the rows of TRAIN. tiled: keep all "
+    "rows, at full rank, with weights in --workspace. [auto]",
 )
 @click.option(
     "--dtype",
@@ -123,7 +125,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option(
     "--on-indefinite",
     type=click.Choice(["auto", "raise", "clip"]),
-    help="What to do if the kernel is not positive semi-definite. [raise; pca: auto, as in KernelPCA]",
+    help="What to do if the kernel is not positive semi-definite; auto is for pca only. [pca: auto, else raise]",
 )
 @click.option(
     "--components",
@@ -132,9 +134,9 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     help="pca, fisher: number of components. pca: below 1, the share of the variance to explain. [all]",
 )
 @click.option("--labels", metavar="FILE", help="fisher, ridge: a .npy file with one class label for each row.")
-@click.option("--label-column", metavar="NAME", help="fisher, ridge: column of a table with the labels.")
+@click.option("--label-column", metavar="NAME", help="fisher, ridge: column of a table, in place of --labels.")
 @click.option("--targets", metavar="FILE", help="ridge: a .npy file with one or more numbers for each row.")
-@click.option("--target-columns", metavar="NAMES", help="ridge: columns of a table with the targets.")
+@click.option("--target-columns", metavar="NAMES", help="ridge: columns, comma-separated, in place of --targets.")
 @click.option(
     "--alpha",
     callback=option_parsing.parse_alpha,
@@ -191,7 +193,7 @@ def fit(
         return
     fitted = run_fit(train, model, checked, connection)
     if as_json:
-        print_result(json.dumps({"model": model, **describe_fitted_model(fitted._to_stored())}))
+        print_json({"model": model, **describe_fitted_model(fitted._to_stored())})
         return
     size = format_model_size(fitted._to_stored())
     logging_options.print_summary(
@@ -217,7 +219,7 @@ def fit(
     type=click.Choice(["raise", "nan"]),
     default="raise",
     show_default=True,
-    help="What to do with a row that has NaN or infinity: stop, or score it as NaN.",
+    help="What to do with a row without a score, as one with NaN: stop, or write NaN (in Parquet null, as class -1).",
 )
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task, and of a chunk of OUTPUT.")
 @click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [those of the fit, or all]")
@@ -235,7 +237,7 @@ def fit(
     help="Print the plan: chunks, disk, memory and time, measured on a few trial chunks, which are removed.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an earlier dkfm output at OUTPUT. Nothing else is replaced.")
-@click.option("--append", is_flag=True, help="Score only the files of a Parquet folder that OUTPUT does not have yet.")
+@click.option("--append", is_flag=True, help="Score what is new in a folder of Parquet files since OUTPUT was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report, or the plan, as JSON.")
 @option_parsing.TRUSTED
 @option_parsing.PROGRESS
@@ -325,9 +327,17 @@ def _summarize_report(report: "ScoreReport") -> str:
 
 @main.command()
 @click.argument("path", type=click.Path())
-@click.option("--against", metavar="INPUT", help="Rows to score again, or to measure a feature map on.")
 @click.option(
-    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of these rows, about."
+    "--against",
+    metavar="INPUT",
+    help="Input of an output; or rows for a map, the Gram matrix for a precomputed kernel.",
+)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Number of rows of an output to score again.",
 )
 @click.option("--model", metavar="MODEL", help="Model of an output, if it has moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
@@ -355,9 +365,9 @@ def verify(
     else:
         facts, lines = verify_model(path, against, trusted)
     if as_json:
-        print_result(json.dumps({"path": path, **facts}))
+        print_json(facts)
     else:
-        logging_options.print_summary(*(f"{path}: {line}" for line in lines))
+        logging_options.print_summary(*lines)
 
 
 @main.command()
@@ -370,7 +380,7 @@ def info(path: str, as_json: bool) -> None:
 
     facts = describe_store(path)
     if as_json:
-        print_result(json.dumps(facts))
+        print_json(facts)
         return
     width = max(len(key) for key in facts)
     texts = {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in facts.items()}

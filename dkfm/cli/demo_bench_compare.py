@@ -1,13 +1,12 @@
 """Define the commands that neither fit nor score: the demo, the benchmark, and the comparison of kernels."""
 
-import json
 from pathlib import Path
 
 import click
 
 from dkfm.cli import option_parsing
 from dkfm.cli.logging_options import add_logging_options, print_summary
-from dkfm.core.terminal_output import print_result
+from dkfm.core.terminal_output import print_json, print_result
 from dkfm.errors import InvalidInputError
 
 
@@ -26,7 +25,7 @@ def demo(rows: int, directory: str) -> None:
 @click.option(
     "--quick", is_flag=True, help="Take smaller sizes: two minutes instead of ten or more; with --kernels 20 seconds."
 )
-@click.option("--kernels", is_flag=True, help="Measure only one value of each kernel, beside its formula in NumPy.")
+@click.option("--kernels", is_flag=True, help="Measure only the time per value of each kernel, beside its formula.")
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Dask cluster, as for dkfm score. [a cluster of processes on this machine]"
@@ -45,7 +44,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
     else:
         report = run.run_benchmarks(run.QUICK if quick else run.FULL, scheduler, say, wait_for_workers)
     if as_json:
-        print_result(json.dumps(report))
+        print_json(report)
 
 
 @click.command()

@@ -261,7 +261,7 @@ class CommandGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # click's signature
         """Find the command that a command line names; name the right one for a synonym."""
-        if args and (name := _SYNONYMS.get(args[0])) is not None:
+        if args and not ctx.resilient_parsing and (name := _SYNONYMS.get(args[0])) is not None:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {name}?", ctx)
         return super().resolve_command(ctx, args)
 

@@ -1,7 +1,6 @@
 """Run `dkfm verify`: measure a stored model or an output again, without scikit-learn, and describe it."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, cast
 
@@ -20,25 +19,27 @@ def verify_output(
 ) -> tuple[dict[str, object], list[str]]:
     """Compare an output with its receipts, and with rows of its input if given.
 
-    `progress` says whether to show a bar.
+    `progress` says whether to show how far it is.
 
     Returns
     -------
     facts : dict
         What was measured, as plain JSON values.
     lines : list of str
-        The same in words.
+        The same in words, with the path.
     """
     with disable_gc_during_imports():
         from dkfm.scoring.verification import verify_scores
 
     result = verify_scores(path, against, sample=sample, model=model, trusted=trusted, progress=progress)
-    lines = [f"{result.rows:,} rows, every chunk as it was written"]
+    facts = {"kind": "scores", "path": path, "rows": result.rows, "chunks": result.chunks}
+    lines = [f"{path}: {result.rows:,} rows, every chunk as it was written"]
     if against is not None:
+        facts |= {"against": against, "sampled": result.sampled, "worst": result.worst}
         share = "less than 0.001" if result.worst < 1e-3 else f"at most {result.worst:.1g}"
         difference = f"{result.sampled:,} rows scored anew by the formula agree: they differ by {share}"
-        lines.append(f"{difference} of what rounding allows")
-    return {"kind": "scores", **asdict(result)}, lines
+        lines.append(f"{path}: {difference} of what rounding allows")
+    return facts, lines
 
 
 def verify_model(path: str, against: str | None, trusted: Collection[str]) -> tuple[dict[str, object], list[str]]:
@@ -50,11 +51,12 @@ def verify_model(path: str, against: str | None, trusted: Collection[str]) -> tu
     stored = open_stored(path, trusted)
     result = stored.verify(_read_points(stored, against))
     first, *others = str(result).splitlines()
-    lines = [first]
+    lines = [f"{path}: {first}"]
     if isinstance(stored, StoredMap):
-        lines += [format_model_size(stored), *_iter_map_lines(stored)]
+        lines += (f"{path}: {line}" for line in (format_model_size(stored), *_iter_map_lines(stored)))
     lines += (f"{against} {line}" for line in others)
-    return {"kind": "model", **result.to_dict()}, lines
+    facts = {"kind": "model", "path": path, **describe_fitted_model(stored)}
+    return facts | ({} if against is None else {"against": against}) | {"measured": result.to_dict()}, lines
 
 
 def _read_points(stored: "StoredEstimator | StoredFold", against: str | None) -> object:
@@ -98,25 +100,26 @@ def format_model_size(stored: "StoredEstimator") -> str:
     return f"{landmarks}, rank {len(stored.eigenvalues_or_pivots):,}, error bound {bound}"
 
 
-def describe_fitted_model(stored: "StoredEstimator") -> dict[str, object]:
+def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, object]:
     """Return what was fitted, for JSON: the estimator, its kernel, sizes, and what is known of its error."""
     from dkfm.estimators.stored.components import StoredComponents
     from dkfm.estimators.stored.feature_map import StoredMap
+    from dkfm.estimators.stored.folded import StoredFold
     from dkfm.kernels import serialization
     from dkfm.numerics.certificates.certificate import Certificate
 
     facts = {
-        "estimator": stored.estimator,
+        "estimator": stored.model_name if isinstance(stored, StoredFold) else stored.estimator,
         "kernel": serialization.to_config(stored.model.kernel),
         "landmarks": stored.model.landmarks.shape[0],
         "outputs": {name: head.width for name, head in stored.model.heads.items()},
     }
+    if isinstance(stored, StoredFold):
+        return facts
     if isinstance(stored, StoredMap):
-        bound = stored.error_bound
-        is_known = bound is not None and isfinite(bound)  # JSON has no infinity
-        facts |= {"rank": len(stored.eigenvalues_or_pivots), "error_bound": bound if is_known else None}
+        facts |= {"rank": len(stored.eigenvalues_or_pivots), "error_bound": stored.error_bound}
     if isinstance(stored, StoredComponents):
-        facts |= {"explained_share": stored.explained_share if isfinite(stored.explained_share) else None}
+        facts |= {"explained_share": stored.explained_share}
     certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
     return facts | certificates
 

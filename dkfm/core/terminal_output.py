@@ -1,7 +1,10 @@
 """Write results and messages to a terminal, with control characters of file names and files escaped."""
 
+import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 from typing import TextIO
 
 from dkfm.errors import OutputError, extract_reason
@@ -40,6 +43,31 @@ def print_result(*lines: str) -> None:
         _write(sys.stdout, *lines)
     except OSError as error:
         raise OutputError(f"Standard output cannot be written: {error.strerror or extract_reason(error)}.") from None
+
+
+def print_json(facts: Mapping[str, object]) -> None:
+    """Write facts to standard output as a JSON object in one line; numbers that are not finite are null in JSON.
+
+    Raises
+    ------
+    OutputError
+        Standard output cannot be written.
+
+    Examples
+    --------
+    >>> print_json({"error": float("inf"), "pairs": [1, 2]})
+    {"error": null, "pairs": [1, 2]}
+    """
+    print_result(json.dumps(_replace_nonfinite(facts), allow_nan=False))
+
+
+def _replace_nonfinite(value: object) -> object:
+    """Return a value of JSON with None in place of numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def print_message(*lines: str) -> None:

@@ -52,16 +52,24 @@ def test_what_verify_measures_is_printed_as_json(run):
     assert run("fit train.npy map --method features --basis cholesky --kernel gaussian --param sigma=2").exit_code == 0
     assert run("score map test.npy features.zarr --chunk-rows 20").exit_code == 0
     found = json.loads(run("verify features.zarr --json").stdout)
-    assert found == {"path": "features.zarr", "kind": "scores", "rows": 50, "chunks": 3, "sampled": 0, "worst": 0.0}
+    assert found == {"kind": "scores", "path": "features.zarr", "rows": 50, "chunks": 3}
     found = json.loads(run("verify features.zarr --against test.npy --sample 10 --json").stdout)
-    assert found["sampled"] == 10
+    assert (found["against"], found["sampled"]) == ("test.npy", 10)
     assert 0 < found["worst"] < 1
-    expected = dkfm.load("map").verify(np.load("test.npy"))
+    phi = dkfm.load("map")
+    expected = phi.verify(np.load("test.npy"))
     found = json.loads(run("verify map --against test.npy --json").stdout)
-    assert (found.pop("path"), found.pop("kind")) == ("map", "model")
-    assert found["max_residual"] == expected.residuals.max()
-    assert found == expected.to_dict()
-    assert set(json.loads(run("verify map --json").stdout)) == {"path", "kind", "certificate"}
+    assert (found["kind"], found["path"], found["against"]) == ("model", "map", "test.npy")
+    assert (found["estimator"], found["rank"], found["error_bound"]) == ("ExactFeatureMap", phi.rank_, phi.error_bound_)
+    assert found["measured"] == expected.to_dict()
+    assert found["measured"]["max_residual"] == expected.residuals.max()
+    assert found["measured"]["between"]["error"] <= found["measured"]["bound"]
+    assert set(json.loads(run("verify map --json").stdout)["measured"]) == {"certificate"}
+    with pytest.warns(DkfmWarning):
+        run("fit train.npy neg --method features --kernel negative_squared_distance --on-indefinite clip")
+    for command in ("verify neg --json", "verify neg --against test.npy --json", "info neg --json"):
+        json.loads(run(command).stdout, parse_constant=pytest.fail)  # Infinity is no JSON
+    assert json.loads(run("verify neg --json").stdout)["measured"]["certificate"]["relative_error"] is None
     Path("features.zarr/features/c/1/0").unlink()
     failed = run("verify features.zarr --json")
     assert (failed.exit_code, json.loads(failed.stdout)["error"]) == (1, "DamagedStoreError")
@@ -75,7 +83,7 @@ def test_features_in_both_bases_and_residuals_are_scored(run):
         assert found.exit_code == 0
         assert f"{basis}: {3 if basis == 'cholesky' else 80} landmarks, rank 3, error bound " in found.stdout
         assert f"{basis}: condition" in found.stdout
-        assert "test.npy with the landmarks: " in found.stdout
+        assert "\ntest.npy with the landmarks: " in found.stdout
         assert "test.npy with each other: " in found.stdout
         assert " by their residuals" in found.stdout
         assert "test.npy residuals: " in found.stdout

@@ -50,6 +50,7 @@ def test_kernels_are_completed(command):
 @pytest.mark.slow
 def test_commands_options_choices_and_files_are_completed():
     assert complete("bash", "ve") == ["plain,verify"]
+    assert complete("bash", "predict", "ve") == ["plain,verify"]  # no command, and not refused here
     assert complete("bash", "score", "--sch") == ["plain,--scheduler"]
     assert complete("bash", "fit", "--basis", "sp") == ["plain,spectral"]
     assert complete("bash", "fit", "ro") == ["file,ro"]

@@ -39,7 +39,7 @@ class FoldVerification:
     rows: int
 
     def to_dict(self) -> dict[str, object]:
-        """Return the two numbers as plain JSON values."""
+        """Return the two numbers."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -34,12 +34,15 @@ class Verification:
     bound: float | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain JSON values: certificates, the median and largest residual, and the bound if it is finite."""
+        """Return the certificates; with given points also the median and the largest residual, and the bound."""
         certificates = {"certificate": self.certificate, "against": self.against, "between": self.between}
         facts: dict[str, object] = {name: value.to_dict() for name, value in certificates.items() if value is not None}
-        if self.residuals is not None and self.bound != np.inf:
-            facts |= {"median_residual": float(np.median(self.residuals)), "max_residual": float(self.residuals.max())}
-        return facts | ({} if self.bound is None or np.isinf(self.bound) else {"bound": self.bound})
+        if self.residuals is None:
+            return facts
+        if self.bound == np.inf:  # residuals of a clipped kernel say nothing
+            return facts | {"bound": self.bound}
+        median, largest = float(np.median(self.residuals)), float(self.residuals.max())
+        return facts | {"median_residual": median, "max_residual": largest, "bound": self.bound}
 
     def __str__(self) -> str:
         if self.residuals is None:
