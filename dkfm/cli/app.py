@@ -97,7 +97,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option(
     "--tol",
     type=click.FloatRange(0, 1, max_open=True),
-    help="features: error bound to reach with as few features as possible.",
+    help="features: error bound to reach with the least rank.",
 )
 @click.option(
     "--build",
@@ -335,11 +335,9 @@ def _summarize_report(report: "ScoreReport") -> str:
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="Number of rows of an output to score again.",
+    help="Number of rows of an output to score again, with --against. [1000]",
 )
-@click.option("--model", metavar="MODEL", help="Model of an output, if it has moved.")
+@click.option("--model", metavar="MODEL", help="Model of an output, with --against, if it has moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
 @option_parsing.TRUSTED
 @option_parsing.PROGRESS
@@ -347,7 +345,7 @@ def _summarize_report(report: "ScoreReport") -> str:
 def verify(
     path: str,
     against: str | None,
-    sample: int,
+    sample: int | None,
     model: str | None,
     as_json: bool,
     trusted: tuple[str, ...],
@@ -359,9 +357,12 @@ def verify(
         from dkfm.storage import remote_stores
 
     option_parsing.allow_user_imports(*trusted)
-    if remote_stores.read_store_kind(path) == "scores":
+    is_output = remote_stores.read_store_kind(path) == "scores"
+    if (sample, model) != (None, None) and (against is None or not is_output):
+        raise click.UsageError("--sample and --model belong to an output and --against.")
+    if is_output:
         progress = progress and not logging_options.is_quiet()
-        facts, lines = verify_output(path, against, sample, model, trusted, progress)
+        facts, lines = verify_output(path, against, sample or 1000, model, trusted, progress)
     else:
         facts, lines = verify_model(path, against, trusted)
     if as_json:

@@ -57,14 +57,19 @@ _NO_THREAD = "can't start new thread"
 _OUTPUT_ERROR = "Standard output cannot be written: {}."
 
 _SYNONYMS = {
+    **dict.fromkeys(("apply", "predict", "transform"), "score"),
+    **dict.fromkeys(("check", "validate"), "verify"),
+    **dict.fromkeys(("describe", "inspect", "show"), "info"),
     "benchmark": "bench",
-    "check": "verify",
-    "describe": "info",
-    "predict": "score",
     "train": "fit",
-    "transform": "score",
 }
 """Names that users may expect for a command, and its name."""
+
+_OPTION_SYNONYMS = {"--force": "--overwrite", "--id": "--id-column", "--lambda": "--alpha", "--seed": "--random-state"}
+"""The same for options."""
+
+_PARAMETER_FORMS = {"fit": "--param {}=VALUE", "compare": "--kernel NAME:{}=VALUE"}
+"""How a parameter of a kernel is written, by the name of the command."""
 
 _owns_process = False
 """Whether a command is the whole of this process."""
@@ -299,9 +304,13 @@ def _sanitize_usage_errors() -> Iterator[None]:
 def _describe_usage_error(error: click.UsageError) -> str:
     """Return the message of a usage error; of the names that click suggests, only those that are similar."""
     wrong = getattr(error, "option_name", None) or getattr(error, "command_name", None)
-    parameter = str(wrong).lstrip("-").replace("-", "_")
-    if parameter in option_parsing.KERNEL_PARAMETERS and error.ctx is not None and error.ctx.info_name == "fit":
-        return f"No such option '{wrong}'. Write a parameter of the kernel as --param {parameter}=VALUE."
+    command = None if error.ctx is None else error.ctx.command
+    form = _PARAMETER_FORMS.get("" if command is None else str(command.name))
+    if form is not None and (name := str(wrong).lstrip("-").replace("-", "_")) in option_parsing.KERNEL_PARAMETERS:
+        return f"No such option '{wrong}'. Write a parameter of the kernel as {form.format(name)}."
+    options = [] if command is None else [option for parameter in command.params for option in parameter.opts]
+    if (meant := _OPTION_SYNONYMS.get(str(wrong))) in options:
+        return f"No such option '{wrong}'. Did you mean {meant}?"
     if wrong is None or not getattr(error, "possibilities", None):
         return error.format_message()
     near = find_similar_names(wrong, error.possibilities)  # type: ignore[attr-defined]  # of two of click's classes

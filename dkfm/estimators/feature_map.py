@@ -237,7 +237,7 @@ class ExactFeatureMap(KernelTransformer):
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
         weights: Array = np.broadcast_to(1.0, rows.indexable_rows.shape[0])  # takes no memory
         if sample_weight is not None:
-            rows, weights = drop_zero_weights(rows, sample_weight)
+            rows, weights = drop_zero_weights(rows, sample_weight, kernel)
         self._log_fit(rows)
         product_rows = landmarks.count_largest_matrix_rows(len(weights), self.n_landmarks, self.certify)
         with keep_states_until_end(), single_blas_thread_for_fit(product_rows):

@@ -198,7 +198,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         options, X = self._discriminant_options(), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
         y = class_labels.check_label_array(y, all_rows.indexable_rows.shape[0], type(self).__name__)
-        rows, weights = training_data.drop_zero_weights(all_rows, sample_weight)
+        rows, weights = training_data.drop_zero_weights(all_rows, sample_weight, kernel)
         labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
         row_classes = options.make_classes(codes, weights, classes)

@@ -228,7 +228,7 @@ class KernelPCA(InverseTransformMixin):
         if standardize:
             kernel, columns = pca.make_standardizing_kernel(kernel, [X], sample_weight)
         rows = self._check_data(X, kernel, copy=bool(self.copy_X))
-        rows, weights = training_data.drop_zero_weights(rows, sample_weight)
+        rows, weights = training_data.drop_zero_weights(rows, sample_weight, kernel)
         weighting = Weighting(weights, bool(self.centered))
         self._log_fit(rows)
         if self.fit_inverse_transform:

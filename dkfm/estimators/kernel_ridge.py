@@ -70,7 +70,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
         given = self._read_targets(y, sample_weight, all_rows.indexable_rows.shape[0])
-        data, targets = given.drop_zero_weights(all_rows)
+        data, targets = given.drop_zero_weights(all_rows, kernel)
         self._log_fit(data)
         with single_blas_thread_for_fit(len(targets.weights)):
             options = self._get_options(ridge.RidgeOptions)

@@ -145,7 +145,8 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
             class_labels.check_label_array(y, n, type(self).__name__),
             ridge.check_weights(sample_weight, n),
         )
-        classes, codes = np.unique(labels, return_inverse=True)
+        classes = np.unique(labels if weights is None else labels[weights > 0])
+        codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)  # other rows have weight 0
         if len(classes) < 2:
             raise InvalidInputError(f"y has {len(classes)} class, {classes.tolist()[0]!r}, and a classifier needs two.")
         targets = np.where(codes[:, np.newaxis] == np.arange(len(classes)), 1.0, -1.0)

@@ -3,7 +3,7 @@
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -244,8 +244,14 @@ def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> Trainin
     return TrainingRows(resolved, owned, rows.shape[1], np.arange(len(owned)))
 
 
-def drop_zero_weights(data: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:
-    """Return the training rows with positive weights, and these weights (N,); without `sample_weight` all are 1."""
+def drop_zero_weights(
+    data: TrainingData, sample_weight: object, kernel: Kernel | None = None
+) -> tuple[TrainingData, Array]:
+    """Return the training rows with positive weights, and these weights (N,); without `sample_weight` all are 1.
+
+    If rows are left out, `kernel` is resolved on those that stay, as its width may be their median distance; without it
+    the kernel of the data stays.
+    """
     n = data.indexable_rows.shape[0]
     if sample_weight is None:
         return data, np.ones(n)
@@ -255,7 +261,10 @@ def drop_zero_weights(data: TrainingData, sample_weight: object) -> tuple[Traini
         return data, weights
     if not isinstance(data, TrainingRows | PrecomputedGram):
         raise NotSupportedError("Rows of weight 0 are left out of fits to rows in memory; leave them out of the file.")
-    return data.subset(positive), weights[positive]
+    rows = data.subset(positive)
+    if kernel is not None and isinstance(rows, TrainingRows):
+        rows = replace(rows, kernel=kernel.resolve(rows.indexable_rows))
+    return rows, weights[positive]
 
 
 def check_sample_weight(sample_weight: object, n: int) -> Array:

@@ -13,10 +13,8 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.block_operations import mirror_lower
-from dkfm.numerics import links
 from dkfm.numerics.eigensolvers import lanczos
 from dkfm.numerics.eigensolvers.dense import eigh_leading_vectors_in_place
-from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, Root, choose_signs, find_psd_cutoff, inverse_root, row_lengths
 
 FORMULATIONS = ("combined", "primal", "dual")
@@ -342,6 +340,15 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     Solves ``C v = mu v`` with C the second moments less ``sum w`` times those of the mean (paper, eq. 12; in the
     spectral basis ``L - u u'``). Lanczos finds a few components, soon if the second moments are diagonal.
     """
+    mu, V, total = _solve_moments(moments, options, centered)
+    mean, kept = moments.mean if centered else np.zeros_like(moments.mean), int((mu > 0).sum())
+    b = W @ V
+    signs = np.append(choose_signs(b[:, :kept]), np.ones(len(mu) - kept))
+    return Components(mu, b * signs, mean @ V * signs, W @ mean, float(mean @ mean), total)
+
+
+def _solve_moments(moments: Moments, options: ComponentOptions, centered: bool) -> tuple[Array, Array, float]:
+    """Return eigenvalues (q,) and eigenvectors (r, q) of the covariance of features, and its trace."""
     r = len(moments.mean)
     mean = moments.mean if centered else np.zeros(r)
     diagonal = moments.second_moment.ndim == 1
@@ -365,10 +372,7 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     rounding = _CENTRING_ROUNDING * moments.weight * float(mean @ mean)
     q = _choose_count(values, total, options, rounding) if wanted is None else min(wanted, moments.rows)
     kept = min(q, _count_positive(values, options.dtype, rounding))
-    mu, V = np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept)))
-    b = W @ V
-    signs = np.append(choose_signs(b[:, :kept]), np.ones(q - kept))
-    return Components(mu, b * signs, mean @ V * signs, W @ mean, float(mean @ mean), total)
+    return np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept))), total
 
 
 def compute_moments_of_landmarks(root: Root, weights: Array, weighted_diagonal_sum: float) -> tuple[Moments, Array]:
@@ -383,15 +387,14 @@ def _solve_primal(K: Array, options: ComponentOptions, weighting: Weighting) -> 
     similarity = float(weighting.weights @ np.diagonal(K))
     root = inverse_root(K, scales=row_lengths(np.diagonal(K)))
     del K
-    moments = compute_moments_of_landmarks(root, weighting.weights, similarity)[0]
-    return solve_components_of_map(root.weights, moments, options, weighting.centered)
-
-
-def make_component_heads(found: Components, centered: bool) -> dict[str, Head]:
-    """Return the heads "scores" and "reconstruction_error" of components; they share their weights."""
-    if not centered:
-        scores = Head(found.weights)
-        return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}
-    W, q = np.column_stack([found.weights, 2 * found.training_mean_coefficients]), found.weights.shape[1]
-    error = Head(W, np.append(found.offset, found.squared_norm_of_mean), link=links.CENTRED_RESIDUAL)
-    return {"scores": Head(W, found.offset, n_leading_columns=q), "reconstruction_error": error}
+    moments, F = compute_moments_of_landmarks(root, weighting.weights, similarity)
+    del root  # three matrices (N, N) are the most at a time
+    mu, V, total = _solve_moments(moments, options, weighting.centered)
+    means, kept = F @ moments.mean, int((mu > 0).sum())
+    # Training scores are eigenvectors; root.weights @ V may have a part besides that the Gram matrix maps to 0.
+    F -= moments.mean * weighting.centered
+    vectors = F @ V
+    del F, V
+    vectors *= weighting.roots[:, np.newaxis]
+    vectors[:, :kept] = np.linalg.qr(vectors[:, :kept])[0]
+    return _make_components(mu, vectors, means, total, weighting, kept)

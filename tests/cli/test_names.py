@@ -126,7 +126,10 @@ def test_an_unrelated_name_is_told_no_name(name):
         ("fit a b --n-component 3", "Did you mean --components\\?"),
         ("score a b c --rows 3", "Did you mean --chunk-rows\\?"),
         ("score a b c --timeout 3", "Did you mean --stall-timeout\\?"),
-        ("fit a b --seed 3", r"No such option:? '?--seed'?\.?\n"),  # click's versions differ
+        ("fit a b --seed 3", r"No such option '--seed'\. Did you mean --random-state\?"),
+        ("score a b c --seed 3", r"No such option:? '?--seed'?\.?\n"),  # click's versions differ
+        ("compare a --sigma 3", r"No such option '--sigma'\. .* --kernel NAME:sigma=VALUE\.\n"),
+        ("validate a", r"No such command 'validate'\. Did you mean verify\?\n"),
         ("fit a b --degree 3", r"No such option '--degree'\. .* --param degree=VALUE\.\n"),
         ("fit a b --length-scale=3", r"No such option '--length-scale'\. .* --param length_scale=VALUE\.\n"),
         ("predict a b c", r"No such command 'predict'\. Did you mean score\?\n"),

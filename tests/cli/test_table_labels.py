@@ -227,12 +227,13 @@ def test_a_plan_is_that_of_standardized_columns(frame, factor):
     assert 0.5 < planned["landmarks"] / dkfm.load("model").rank_ < 2
 
 
-def test_columns_whose_variance_overflows_are_told(frame):
-    frame.assign(b=np.where(frame.index % 2, 1e200, -1e200)).to_parquet("x.parquet")
+@pytest.mark.parametrize(("size", "end"), [(1e200, "overflows"), (1e-170, "underflows")])
+def test_columns_whose_variance_is_no_number_are_told(frame, size, end):
+    frame.assign(b=np.where(frame.index % 2, size, -size)).to_parquet("x.parquet")
     for line in (
         "fit x.parquet model --kernel gaussian --components 2 --columns a,b --standardize",
         "compare x.parquet --label-column kind --id-column name --kernel linear --standardize",
     ):
         result = run(line)
         assert result.exit_code == 1
-        assert "Column 1 has numbers whose variance overflows, so it cannot be standardized." in result.stderr
+        assert f"Column 1 has numbers whose variance {end}, so it cannot be standardized." in result.stderr

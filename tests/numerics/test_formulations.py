@@ -10,7 +10,7 @@ import pytest
 from sklearn.decomposition import KernelPCA as Peer
 
 from benchmarks import exactness
-from dkfm import KernelPCA
+from dkfm import KernelPCA, kernels
 from helpers import oracles
 
 IMAGES = conftest.images_247()
@@ -86,3 +86,22 @@ def test_lanczos_finds_what_all_eigenvectors_hold(line, n):
     assert wide
     values = truth.eigenvalues_[:wide]
     assert gap(both(found, X, Z, wide), both(truth, X, Z, wide), values) <= 1e-10
+
+
+@pytest.mark.parametrize("centered", [True, False])
+@pytest.mark.parametrize(
+    "kernel",
+    [kernels.Linear(), kernels.Polynomial(3, scale=0.3, offset=0.5), kernels.Cosine(), kernels.Gaussian(1.5)],
+    ids=repr,
+)
+def test_the_primal_solution_of_a_singular_gram_matrix_has_its_eigenvectors(kernel, centered, rng):
+    X = rng.normal(size=(50, 3))
+    X, weights = np.vstack([X, X[:10]]), rng.uniform(0.5, 2.0, 60)  # of rank 50 at most
+    options = {"kernel": kernel, "centered": centered, "fit_inverse_transform": True}
+    primal = KernelPCA(3, formulation="primal", **options)
+    scores = primal.fit_transform(X, sample_weight=weights)
+    truth = KernelPCA(3, **options).fit(X, sample_weight=weights)
+    np.testing.assert_allclose(scores, primal.transform(X), rtol=0, atol=1e-12 * np.abs(scores).max())
+    np.testing.assert_allclose(primal.eigenvectors_.T @ primal.eigenvectors_, np.eye(3), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(primal.transform(X), truth.transform(X), rtol=0, atol=1e-10 * np.abs(scores).max())
+    np.testing.assert_allclose(primal.inverse_transform(scores), truth.inverse_transform(scores), rtol=0, atol=1e-9)

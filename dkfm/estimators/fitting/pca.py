@@ -32,11 +32,11 @@ from dkfm.gram.training_data import (
 from dkfm.kernels import KernelSpec, Standardize, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
-from dkfm.numerics import kernel_components
+from dkfm.numerics import kernel_components, links
 from dkfm.numerics.certificates.components import certify_components, certify_principal_axes
 from dkfm.numerics.eigensolvers import lanczos
 from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
-from dkfm.numerics.model import Model
+from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised.fisher import Classes
 from dkfm.numerics.training_statistics import EqualRows, WeightedRows
@@ -44,6 +44,9 @@ from dkfm.sources.base import digest_rows
 from dkfm.sources.memory import MemorySource
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
+
+_MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
+"""Smallest variance whose squares keep all digits."""
 
 _MAX_ARPACK_PRODUCTS = 1000
 """Default maximum number of products with the Gram matrix for eigen_solver="arpack"."""
@@ -259,7 +262,17 @@ def make_components_model(
     kernel: Kernel, landmarks: Rows, components: Components, centered: bool, dtype: np.dtype[np.floating]
 ) -> Model:
     """Return the model that scores the components, in the precision `dtype`."""
-    return cast_model(Model(kernel, landmarks, kernel_components.make_component_heads(components, centered)), dtype)
+    return cast_model(Model(kernel, landmarks, _make_heads(components, centered)), dtype)
+
+
+def _make_heads(found: Components, centered: bool) -> dict[str, Head]:
+    """Return the heads "scores" and "reconstruction_error" of components; they share their weights."""
+    if not centered:
+        scores = Head(found.weights)
+        return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}
+    W, q = np.column_stack([found.weights, 2 * found.training_mean_coefficients]), found.weights.shape[1]
+    error = Head(W, np.append(found.offset, found.squared_norm_of_mean), link=links.CENTRED_RESIDUAL)
+    return {"scores": Head(W, found.offset, n_leading_columns=q), "reconstruction_error": error}
 
 
 def collect_fitted(components: Components, total_weight: float) -> dict[str, object]:
@@ -364,6 +377,7 @@ def make_standardizing_kernel(
 def fit_scaler(parts: Iterable[object], sample_weight: object = None) -> StandardScaler:
     """Return scikit-learn's scaler of rows to mean 0 and variance 1."""
     scaler = StandardScaler()  # it detects columns that are constant up to rounding
+    lowest, highest = np.inf, -np.inf
     for part in parts:
         rows = as_float64(as_rows(part))
         if not isinstance(rows, np.ndarray):
@@ -371,7 +385,13 @@ def fit_scaler(parts: Iterable[object], sample_weight: object = None) -> Standar
         weights = None if sample_weight is None else check_sample_weight(sample_weight, len(rows))
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
             scaler.partial_fit(rows, sample_weight=weights)
+        counted = rows if weights is None else rows[weights > 0]
+        lowest, highest = np.minimum(lowest, counted.min(axis=0)), np.maximum(highest, counted.max(axis=0))
     if not np.isfinite(scaler.var_).all():
         column = int(np.isfinite(scaler.var_).argmin())
         raise InvalidInputError(f"Column {column} has numbers whose variance overflows, so it cannot be standardized.")
+    underflows = (highest > lowest) & (scaler.var_ < _MIN_VARIANCE)
+    if underflows.any():
+        column = int(underflows.argmax())
+        raise InvalidInputError(f"Column {column} has numbers whose variance underflows, so it cannot be standardized.")
     return scaler

@@ -25,6 +25,7 @@ from dkfm.gram import training_data
 from dkfm.gram.linear_systems.solver import SystemSolver
 from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions
 from dkfm.gram.training_data import Indices, TrainingData
+from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import ridge
@@ -120,9 +121,9 @@ class GivenTargets:
     classes: Labels | None = None
     """Class labels of a classifier. Shape (C,)."""
 
-    def drop_zero_weights(self, all_rows: TrainingData) -> tuple[TrainingData, Targets]:
-        """Return the rows of positive weight, and their targets."""
-        rows, weights = training_data.drop_zero_weights(all_rows, self.weights)
+    def drop_zero_weights(self, all_rows: TrainingData, kernel: Kernel | None = None) -> tuple[TrainingData, Targets]:
+        """Return the rows of positive weight, with `kernel` resolved on them, and their targets."""
+        rows, weights = training_data.drop_zero_weights(all_rows, self.weights, kernel)
         kept = self.values if rows is all_rows else self.values[cast("Indices", rows.original_row_indices)]
         return rows, Targets(kept, weights)
 
