@@ -23,12 +23,7 @@ from dkfm.execution.stage_log import log_stage
 from dkfm.gram import fit_checkpoints
 from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, LanczosCheckpoint
 from dkfm.gram.product_costs import ProductCost, ProductMethod
-from dkfm.gram.training_data import (
-    TrainingData,
-    TrainingRows,
-    check_sample_weight,
-    drop_zero_weights,
-)
+from dkfm.gram.training_data import TrainingData, TrainingRows, check_sample_weight, drop_zero_weights
 from dkfm.kernels import KernelSpec, Standardize, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
@@ -44,6 +39,9 @@ from dkfm.sources.base import digest_rows
 from dkfm.sources.memory import MemorySource
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
+
+_PRIMAL_SQUARES = 7
+"""Number of (N, N) arrays of formulation="primal", which decomposes two matrices."""
 
 _MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 """Smallest variance whose squares keep all digits."""
@@ -178,7 +176,9 @@ def fit_components(
 
 def count_dense_squares(n: int, q: int | float | None, solver: SolverOptions) -> int:
     """Return how many (N, N) arrays an eigendecomposition for q components needs."""
-    few = isinstance(q, int) and solver.formulation != "primal" and n >= _FEW_ROWS_PER_COMPONENT * q
+    if solver.formulation == "primal":
+        return _PRIMAL_SQUARES
+    few = isinstance(q, int) and n >= _FEW_ROWS_PER_COMPONENT * q
     return budget.FEW_EIGENVECTOR_SQUARES if few else budget.EIGENVECTOR_SQUARES
 
 
