@@ -308,8 +308,7 @@ class KernelPCA(InverseTransformMixin):
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._get_options(pca.SolverOptions).validate()
         dtype = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
-        count = pca.check_n_components(self.n_components)
-        return ComponentOptions(count, check_dtype(dtype), self.on_indefinite)
+        return ComponentOptions(pca.check_n_components(self.n_components), check_dtype(dtype), self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
         # The eigenvectors save a second kernel product. They have no entries for rows of weight 0.
@@ -320,8 +319,7 @@ class KernelPCA(InverseTransformMixin):
             if too_light or len(weights) != as_rows(X).shape[0]:
                 return super()._transform_training_rows(X)
         divisors = 1.0 if weights is None else weights[:, np.newaxis]
-        scores: Array = self._component_weights * self.eigenvalues_ / divisors
-        return scores.astype(self.model_.dtype, copy=False)
+        return np.asarray(self._component_weights * self.eigenvalues_ / divisors, self.model_.dtype)
 
     @property
     def _component_weights(self) -> Array:
@@ -332,10 +330,12 @@ class KernelPCA(InverseTransformMixin):
     def eigenvectors_(self) -> Array:
         """Eigenvectors of the centred Gram matrix, of shape (N, q)."""
         check_is_fitted(self, "model_")
-        if not self._params_at_fit.get("whole", True):
+        if (whole := self._params_at_fit.get("whole")) is False:
             raise AttributeError("Components of a map have weights of its landmarks, and no eigenvectors of all rows.")
-        weights = vars(self).get("sample_weight_", np.ones(1))
-        vectors: Array = self._component_weights * np.sqrt(self.eigenvalues_) / np.sqrt(weights)[:, np.newaxis]
+        roots, weights = np.sqrt(self.eigenvalues_), vars(self).get("sample_weight_", np.ones(1))
+        vectors: Array = self._component_weights * roots / np.sqrt(weights)[:, np.newaxis]
+        if whole:  # the weights of a map may have a part besides that the Gram matrix maps to 0
+            np.divide(self._get_scorer()("scores", self.model_.original_landmarks), roots, out=vectors, where=roots > 0)
         return vectors
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from sklearn.decomposition import KernelPCA as Peer
 
 from benchmarks import exactness
-from dkfm import KernelPCA, kernels
+from dkfm import ExactFeatureMap, KernelPCA, kernels
 from helpers import oracles
 
 IMAGES = conftest.images_247()
@@ -105,3 +105,7 @@ def test_the_primal_solution_of_a_singular_gram_matrix_has_its_eigenvectors(kern
     np.testing.assert_allclose(primal.eigenvectors_.T @ primal.eigenvectors_, np.eye(3), rtol=0, atol=1e-12)
     np.testing.assert_allclose(primal.transform(X), truth.transform(X), rtol=0, atol=1e-10 * np.abs(scores).max())
     np.testing.assert_allclose(primal.inverse_transform(scores), truth.inverse_transform(scores), rtol=0, atol=1e-9)
+    mapped = KernelPCA.from_map(ExactFeatureMap(kernel, basis="spectral").fit(X), 3, centered=centered)
+    vectors, expected = mapped.eigenvectors_, KernelPCA(3, kernel=kernel, centered=centered).fit(X).eigenvectors_
+    signs = np.sign((vectors * expected).sum(axis=0))  # those of a map are of its weights
+    np.testing.assert_allclose(vectors * signs, expected, rtol=0, atol=1e-10)
