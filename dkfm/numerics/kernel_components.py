@@ -388,7 +388,7 @@ def _solve_primal(K: Array, options: ComponentOptions, weighting: Weighting) -> 
     root = inverse_root(K, scales=row_lengths(np.diagonal(K)))
     del K
     moments, F = compute_moments_of_landmarks(root, weighting.weights, similarity)
-    del root  # three matrices (N, N) are the most at a time
+    del root
     mu, V, total = _solve_moments(moments, options, weighting.centered)
     means, kept = F @ moments.mean, int((mu > 0).sum())
     # Training scores are eigenvectors; root.weights @ V may have a part besides that the Gram matrix maps to 0.

@@ -9,7 +9,7 @@ import numpy as np
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array, as_float64, zero_nonfinite_rows
-from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
+from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError, StoreError
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
@@ -126,6 +126,10 @@ def _model_path(output: Output) -> str:
     stated = output.model["path"]
     if "://" in stated and stated.split("/")[:3] != str(output.root).split("/")[:3]:
         raise InvalidInputError(f"{output.root} says that its model is at {stated}; name it with model= (--model).")
+    if "://" not in stated and not Path(stated).exists():
+        raise StoreError(
+            f"The model of {output.root} was at {stated}, and is not there; say where it is with model= (--model)."
+        )
     return stated
 
 

@@ -70,6 +70,12 @@ def test_what_verify_measures_is_printed_as_json(run):
     for command in ("verify neg --json", "verify neg --against test.npy --json", "info neg --json"):
         json.loads(run(command).stdout, parse_constant=pytest.fail)  # Infinity is no JSON
     assert json.loads(run("verify neg --json").stdout)["measured"]["certificate"]["relative_error"] is None
+    for line in ("verify map --sample 9", "verify features.zarr --sample 9", "verify features.zarr --model map"):
+        assert run(line).exit_code == 2
+    Path("map").rename("moved")
+    assert "was at " in (lost := run("verify features.zarr --against test.npy")).stderr
+    assert "--model" in lost.stderr
+    assert run("verify features.zarr --against test.npy --model moved").exit_code == 0
     Path("features.zarr/features/c/1/0").unlink()
     failed = run("verify features.zarr --json")
     assert (failed.exit_code, json.loads(failed.stdout)["error"]) == (1, "DamagedStoreError")

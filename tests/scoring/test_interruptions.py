@@ -125,7 +125,7 @@ def test_a_model_that_moved_is_found_where_it_is_said_to_be(made, tmp_path):
     shutil.copytree(made / "model", tmp_path / "model")
     dkfm.batch_score(tmp_path / "model", made / "rows.npy", tmp_path / "out", progress=False)
     (tmp_path / "model").rename(tmp_path / "moved")
-    with pytest.raises(StoreError, match="There is nothing at"):
+    with pytest.raises(StoreError, match=r"was at .*, and is not there"):
         dkfm.verify_scores(tmp_path / "out", made / "rows.npy")
     assert dkfm.verify_scores(tmp_path / "out", made / "rows.npy", model=tmp_path / "moved").worst < 1
 
