@@ -56,7 +56,7 @@ _NO_THREAD = "can't start new thread"
 
 _OUTPUT_ERROR = "Standard output cannot be written: {}."
 
-_SYNONYMS = {
+_COMMAND_SYNONYMS = {
     **dict.fromkeys(("apply", "predict", "transform"), "score"),
     **dict.fromkeys(("check", "validate"), "verify"),
     **dict.fromkeys(("describe", "inspect", "show"), "info"),
@@ -266,7 +266,7 @@ class CommandGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # click's signature
         """Find the command that a command line names; name the right one for a synonym."""
-        if args and not ctx.resilient_parsing and (name := _SYNONYMS.get(args[0])) is not None:
+        if args and not ctx.resilient_parsing and (name := _COMMAND_SYNONYMS.get(args[0])) is not None:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {name}?", ctx)
         return super().resolve_command(ctx, args)
 
@@ -302,19 +302,26 @@ def _sanitize_usage_errors() -> Iterator[None]:
 
 
 def _describe_usage_error(error: click.UsageError) -> str:
-    """Return the message of a usage error; of the names that click suggests, only those that are similar."""
+    """Return the message of a usage error, with the name that was probably meant instead of a wrong one."""
     wrong = getattr(error, "option_name", None) or getattr(error, "command_name", None)
-    command = None if error.ctx is None else error.ctx.command
-    form = _PARAMETER_FORMS.get("" if command is None else str(command.name))
-    if form is not None and (name := str(wrong).lstrip("-").replace("-", "_")) in option_parsing.KERNEL_PARAMETERS:
-        return f"No such option '{wrong}'. Write a parameter of the kernel as {form.format(name)}."
-    options = [] if command is None else [option for parameter in command.params for option in parameter.opts]
-    if (meant := _OPTION_SYNONYMS.get(str(wrong))) in options:
-        return f"No such option '{wrong}'. Did you mean {meant}?"
-    if wrong is None or not getattr(error, "possibilities", None):
+    if wrong is None:
+        return error.format_message()
+    if error.ctx is not None and (hint := _find_option_hint(wrong, error.ctx.command)) is not None:
+        return f"No such option '{wrong}'. {hint}"
+    if not getattr(error, "possibilities", None):
         return error.format_message()
     near = find_similar_names(wrong, error.possibilities)  # type: ignore[attr-defined]  # of two of click's classes
     return f"{error.message} Did you mean {' or '.join(near)}?" if near else error.message
+
+
+def _find_option_hint(wrong: str, command: click.Command) -> str | None:
+    """Return what to write instead of an option that a command does not have; None if that is not known."""
+    form, parameter = _PARAMETER_FORMS.get(str(command.name)), wrong.lstrip("-").replace("-", "_")
+    if form is not None and parameter in option_parsing.KERNEL_PARAMETERS:
+        return f"Write a parameter of the kernel as {form.format(parameter)}."
+    meant = _OPTION_SYNONYMS.get(wrong)
+    is_option = any(meant in known.opts for known in command.params)
+    return f"Did you mean {meant}?" if is_option else None
 
 
 def _format_warning(

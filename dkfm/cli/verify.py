@@ -109,7 +109,7 @@ def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, o
     from dkfm.numerics.certificates.certificate import Certificate
 
     facts = {
-        "estimator": stored.model_name if isinstance(stored, StoredFold) else stored.estimator,
+        "estimator": stored.estimator,
         "kernel": serialization.to_config(stored.model.kernel),
         "landmarks": stored.model.landmarks.shape[0],
         "outputs": {name: head.width for name, head in stored.model.heads.items()},

@@ -48,37 +48,53 @@ def test_a_pca_is_fitted_scored_verified_and_described(run):
     assert "rank" not in run("info model").stdout  # that of a pca is not known
 
 
-def test_what_verify_measures_is_printed_as_json(run):
+@pytest.fixture
+def mapped(run):
+    """A map, and the features of test.npy in three chunks."""
     assert run("fit train.npy map --method features --basis cholesky --kernel gaussian --param sigma=2").exit_code == 0
     assert run("score map test.npy features.zarr --chunk-rows 20").exit_code == 0
-    found = json.loads(run("verify features.zarr --json").stdout)
+    return run
+
+
+def test_what_verify_measures_of_an_output_is_printed_as_json(mapped):
+    found = json.loads(mapped("verify features.zarr --json").stdout)
     assert found == {"kind": "scores", "path": "features.zarr", "rows": 50, "chunks": 3}
-    found = json.loads(run("verify features.zarr --against test.npy --sample 10 --json").stdout)
+    found = json.loads(mapped("verify features.zarr --against test.npy --sample 10 --json").stdout)
     assert (found["against"], found["sampled"]) == ("test.npy", 10)
     assert 0 < found["worst"] < 1
+    Path("features.zarr/features/c/1/0").unlink()
+    failed = mapped("verify features.zarr --json")
+    assert (failed.exit_code, json.loads(failed.stdout)["error"]) == (1, "DamagedStoreError")
+
+
+def test_what_verify_measures_of_a_model_is_printed_as_json(mapped):
     phi = dkfm.load("map")
     expected = phi.verify(np.load("test.npy"))
-    found = json.loads(run("verify map --against test.npy --json").stdout)
+    found = json.loads(mapped("verify map --against test.npy --json").stdout)
     assert (found["kind"], found["path"], found["against"]) == ("model", "map", "test.npy")
     assert (found["estimator"], found["rank"], found["error_bound"]) == ("ExactFeatureMap", phi.rank_, phi.error_bound_)
     assert found["measured"] == expected.to_dict()
     assert found["measured"]["max_residual"] == expected.residuals.max()
     assert found["measured"]["between"]["error"] <= found["measured"]["bound"]
-    assert set(json.loads(run("verify map --json").stdout)["measured"]) == {"certificate"}
+    assert set(json.loads(mapped("verify map --json").stdout)["measured"]) == {"certificate"}
+
+
+def test_infinite_errors_are_null_in_json(run):
     with pytest.warns(DkfmWarning):
         run("fit train.npy neg --method features --kernel negative_squared_distance --on-indefinite clip")
     for command in ("verify neg --json", "verify neg --against test.npy --json", "info neg --json"):
-        json.loads(run(command).stdout, parse_constant=pytest.fail)  # Infinity is no JSON
+        json.loads(run(command).stdout, parse_constant=pytest.fail)
     assert json.loads(run("verify neg --json").stdout)["measured"]["certificate"]["relative_error"] is None
+
+
+def test_verify_says_where_a_model_was_and_refuses_options_without_effect(mapped):
     for line in ("verify map --sample 9", "verify features.zarr --sample 9", "verify features.zarr --model map"):
-        assert run(line).exit_code == 2
+        assert mapped(line).exit_code == 2
     Path("map").rename("moved")
-    assert "was at " in (lost := run("verify features.zarr --against test.npy")).stderr
-    assert "--model" in lost.stderr
-    assert run("verify features.zarr --against test.npy --model moved").exit_code == 0
-    Path("features.zarr/features/c/1/0").unlink()
-    failed = run("verify features.zarr --json")
-    assert (failed.exit_code, json.loads(failed.stdout)["error"]) == (1, "DamagedStoreError")
+    lost = mapped("verify features.zarr --against test.npy").stderr
+    assert "was at " in lost
+    assert "--model" in lost
+    assert mapped("verify features.zarr --against test.npy --model moved").exit_code == 0
 
 
 @pytest.mark.slow

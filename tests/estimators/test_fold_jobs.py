@@ -26,6 +26,8 @@ from sklearn.svm import SVC
 
 import dkfm
 from dkfm import kernels
+from dkfm.cli.inspection import describe_store
+from dkfm.cli.verify import verify_model
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, NotSupportedError, UnsupportedStoreError
 from helpers.fold_cases import fitted, map_of, require_equal, rows_and_labels
 
@@ -66,6 +68,18 @@ def test_a_job_writes_codes_decisions_and_chances_in_one_pass(tmp_path, form, dt
         assert own["classes"] == ["maybe", "no", "yes"]
     blocks = [block for block, _ in dkfm.iter_scores(path, "predict")]
     np.testing.assert_array_equal(np.concatenate(blocks)[:, 0], codes[:, 0])
+
+
+@pytest.mark.parametrize(("model", "name"), [(Ridge(), "Folded"), (PCA(2), "FoldedTransformer")])
+def test_verify_measures_a_fold_for_json(tmp_path, model, name):
+    X, y = rows_and_labels(0, 2)
+    phi = map_of("spectral", X)
+    path = str(_saved(dkfm.fold(phi, fitted(model, phi, X, y * 1.0)), tmp_path))
+    facts, (line,) = verify_model(path, None, ())
+    assert facts["estimator"] == name == describe_store(path)["estimator"]
+    assert 0 <= facts["measured"]["worst"] <= 1
+    assert facts["measured"]["rows"] == facts["landmarks"] == len(X)
+    assert line.startswith(f"{path}: {len(X)} landmarks differ from the formula")
 
 
 def _saved(folded, tmp_path):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, KernelRidge, KernelRidgeClassifier
 from dkfm.errors import InvalidInputError
@@ -45,25 +46,19 @@ def test_a_standardized_median_width_is_that_of_the_rows_that_count(rows):
     np.testing.assert_allclose(found.kernel.sigma, expected.kernel.sigma, rtol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"class_weight": "balanced"}, {"class_weight": {0: 2, 1: 3, 2: 1}}])
+@pytest.mark.parametrize("class_weight", [None, "balanced", (2, 3, 1)], ids=repr)
 @pytest.mark.parametrize("names", [np.array([0, 1, 2]), np.array(["a", "b", "c"])], ids=["numbers", "words"])
-def test_a_class_without_a_row_that_counts_is_no_class(rows, options, names):
-    X, y = rows
-    if "class_weight" in options and isinstance(options["class_weight"], dict):
-        options = {"class_weight": dict(zip(names, options["class_weight"].values(), strict=True))}
-    for gone in range(3):
-        counts = y != gone
-        model = KernelRidgeClassifier(kernel=Gaussian(2.0), **options)
-        found = model.fit(X, names[y], sample_weight=counts * 1.0)
-        predictions, classes = found.predict(X), found.classes_
-        kept = (
-            {name: weight for name, weight in options.get("class_weight", {}).items() if name != names[gone]}
-            if (isinstance(options.get("class_weight"), dict))
-            else options.get("class_weight")
-        )
-        expected = KernelRidgeClassifier(kernel=Gaussian(2.0), class_weight=kept).fit(X[counts], names[y][counts])
-        assert classes.tolist() == expected.classes_.tolist() == np.delete(names, gone).tolist()
-        assert predictions.tolist() == expected.predict(X).tolist()
+def test_a_class_without_a_row_that_counts_is_no_class(rows, class_weight, names):
+    X, labels = rows[0], names[rows[1]]
+    if isinstance(class_weight, tuple):
+        class_weight = dict(zip(names, class_weight, strict=True))
+    model = KernelRidgeClassifier(kernel=Gaussian(2.0), class_weight=class_weight)
+    for gone in names:
+        counts = labels != gone
+        expected = clone(model).fit(X[counts], labels[counts])
+        found = model.fit(X, labels, sample_weight=counts * 1.0)
+        assert found.classes_.tolist() == expected.classes_.tolist() == names[names != gone].tolist()
+        assert found.predict(X).tolist() == expected.predict(X).tolist()
         np.testing.assert_allclose(found.decision_function(X), expected.decision_function(X), rtol=1e-9, atol=1e-12)
 
 

@@ -62,6 +62,11 @@ class StoredFold:
     feature_names: list[str] | None
     """Column names of the training rows."""
 
+    @property
+    def estimator(self) -> str:
+        """Name of the class that it is loaded as."""
+        return "FoldedTransformer" if TRANSFORM in self.model.heads else "Folded"
+
     @classmethod
     def from_record(cls, record: Record, has_transform: bool) -> Self:
         """Return the model of a record; raise unless its outputs are what dkfm writes, `transform` if there is one."""
