@@ -21,7 +21,7 @@ OUTSIDE = {
     "numerics": {"numpy", "scipy"},
     "numerics.supervised": {"numpy", "scipy"},
     "numerics.certificates": {"numpy", "scipy"},
-    "files": {"numpy", "fsspec"},
+    "files": {"numpy", "fsspec", "pyarrow"},
     "storage": {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c"},
     "sources": {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c", "pyarrow", "fsspec"},
     "estimators.stored": {"numpy"},

@@ -13,6 +13,7 @@ from dkfm.core.background_io import prefetch
 from dkfm.core.chunking import count_tiles
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, extract_reason
+from dkfm.files.arrow_files import reopen_natively
 from dkfm.files.location import locate
 from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_files import compute_checksum_and_size
@@ -163,7 +164,7 @@ def _read_frame(receipt: ChunkReceipt, output: Output) -> "pd.DataFrame":
     for columns in output.columns:  # pandas would make floats of integers with nulls
         for name in columns.names if columns.dtype == "int64" else []:
             table = table.set_column(table.column_names.index(name), name, [to_numpy_filling_nulls(table.column(name))])
-    frame: pd.DataFrame = table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas(use_threads=False)  # see `arrow_files`
     if (ids := output.settings.get("id_column")) is not None:
         frame[ids] = ids_to_pandas(table.column(ids))
     return frame.set_axis(range(rows.start, rows.stop), axis=0)
@@ -186,10 +187,10 @@ def _read_table(output: Output, receipt: ChunkReceipt) -> "pa.Table":
             if compute_checksum_and_size(opened) != (receipt.file_checksums[0], receipt.bytes):
                 raise DamagedStoreError(f"{lost}.")
             opened.seek(0)
-            with pq.ParquetFile(opened) as table:
+            with reopen_natively(opened) as file, pq.ParquetFile(file, pre_buffer=False) as table:
                 if table.schema_arrow.names != chunk_format.names or table.metadata.num_rows != receipt.rows:
                     raise DamagedStoreError(f"{lost}.")
-                return table.read()
+                return table.read(use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DamagedStoreError(f"{lost}: {extract_reason(error)}.") from None
 

@@ -24,7 +24,7 @@ from dkfm.sources import chunk_cache, parquet_footers
 from dkfm.sources.base import DenseRows
 from dkfm.sources.input_file_journal import StoredNames
 from dkfm.sources.parquet_file_list import TableFiles
-from dkfm.sources.parquet_footers import KEPT_FOOTER_BYTES, TableLayout, compute, pa, pq, types
+from dkfm.sources.parquet_footers import KEPT_FOOTER_BYTES, OpenedFile, TableLayout, compute, pa, pq, types
 
 _BATCH_VALUES = 2**22
 """Values of a batch that Arrow decodes at a time."""
@@ -43,6 +43,9 @@ _COLUMN_BYTES = 2**22
 
 _VALUE_BYTES = 40
 """Part of this limit for each row."""
+
+_TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+"""Predicates for the types of columns whose values may have any length."""
 
 _ID_ROWS = 2**16
 """Ids that are decoded at a time."""
@@ -249,17 +252,16 @@ def _decode_groups_into_arrays(table: TableLayout, groups: list[tuple[int, Array
     """Fill the array of each row group with its rows; a file is opened once for all its groups."""
     for _, run in groupby(groups, lambda group: int(table.file_indices[group[0]])):
         in_file = list(run)
-        largest = max(values.size for _, values in in_file)
-        with parquet_footers.open_parquet_file(table, in_file[0][0], max_values=largest) as parquet:
+        with parquet_footers.open_parquet_file(table, in_file[0][0]) as opened:
             for group, values in in_file:
-                _decode_group_into_array(parquet, table, group, values)
+                _decode_group_into_array(opened, table, group, values)
 
 
-def _decode_group_into_array(parquet: "pq.ParquetFile", table: TableLayout, group: int, values: Array) -> None:
+def _decode_group_into_array(opened: OpenedFile, table: TableLayout, group: int, values: Array) -> None:
     """Fill an array with the rows of a row group, some columns at a time."""
     dtype = pa.from_numpy_dtype(values.dtype)
     for columns in row_slices(len(table.columns), _count_columns_per_pass(len(values))):
-        for first, batch in _read_batches(parquet, table, group, table.columns[columns]):
+        for first, batch in _read_batches(opened, table, group, table.columns[columns]):
             part = values[first : first + batch.num_rows, columns]
             for index, column in enumerate(batch.columns):
                 numbers = column if column.type == dtype else column.cast(dtype, safe=False)
@@ -281,13 +283,13 @@ def _split_by_group(table: TableLayout, start: int, stop: int) -> Iterator[tuple
 
 
 def _read_batches(
-    parquet: "pq.ParquetFile", table: TableLayout, group: int, columns: tuple[str, ...]
+    opened: OpenedFile, table: TableLayout, group: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of columns of a row group, each with the number of its first row in the group."""
     group_rows = table.group_slice(group)
     max_bytes = len(columns) * (_COLUMN_BYTES + _VALUE_BYTES * (group_rows.stop - group_rows.start))
     for first, batch in _read_checked_batches(
-        parquet, table, group, columns, max(1, _BATCH_VALUES // len(table.columns)), max_bytes
+        opened, table, group, columns, max(1, _BATCH_VALUES // len(table.columns)), max_bytes
     ):
         yield first, batch.select(columns)  # Arrow returns them in the order of the file
 
@@ -297,20 +299,22 @@ def _read_id_batches(table: TableLayout, group: int, column: str) -> Iterator[tu
     group_rows = table.group_slice(group)
     with parquet_footers.open_parquet_file(
         table, group, dictionary_column=column if _has_variable_length(table.id_type) else None
-    ) as parquet:
+    ) as opened:
         max_bytes = _IDS_BYTES + _ID_BYTES * (group_rows.stop - group_rows.start)
-        yield from _read_checked_batches(parquet, table, group, (column,), _ID_ROWS, max_bytes)
+        yield from _read_checked_batches(opened, table, group, (column,), _ID_ROWS, max_bytes)
 
 
 def _read_checked_batches(
-    parquet: "pq.ParquetFile", table: TableLayout, group: int, columns: tuple[str, ...], batch_rows: int, max_bytes: int
+    opened: OpenedFile, table: TableLayout, group: int, columns: tuple[str, ...], batch_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
     file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_slice(group)
     rows, first = group_rows.stop - group_rows.start, 0
-    declared = _sum_declared_bytes(parquet.metadata, number, columns)
-    _require_max_bytes(declared, table, group, max_bytes)
-    for batch in parquet.iter_batches(
+    chunks = _find_column_chunks(opened.parquet.metadata, number, columns)
+    _require_max_bytes(_sum_declared_bytes(chunks), table, group, max_bytes)
+    if opened.reader is not None:
+        opened.reader.read_ahead(map(_find_byte_range, chunks))
+    for batch in opened.parquet.iter_batches(
         batch_size=batch_rows,
         row_groups=[number],
         columns=list(columns),
@@ -326,16 +330,31 @@ def _read_checked_batches(
     raise InvalidInputError(f"{file} is damaged: its row group {number} must have {rows} rows, and has others.")
 
 
-def _sum_declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:
-    """Return the uncompressed bytes that a footer declares for columns of a row group; -1 if one is negative."""
+def _find_column_chunks(
+    metadata: "pq.FileMetaData", number: int, columns: Sequence[str]
+) -> "list[pq.ColumnChunkMetaData]":
+    """Return what a footer says of some columns of a row group."""
     group, requested = metadata.row_group(number), set(columns)
     chunks = (group.column(index) for index in range(group.num_columns))
-    sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in requested]
+    return [chunk for chunk in chunks if chunk.path_in_schema in requested]
+
+
+def _sum_declared_bytes(chunks: "list[pq.ColumnChunkMetaData]") -> int:
+    """Return the uncompressed bytes that a footer declares for columns of a row group; -1 if one is negative."""
+    sizes = [chunk.total_uncompressed_size for chunk in chunks]
     return -1 if min(sizes, default=0) < 0 else sum(sizes)
 
 
+def _find_byte_range(chunk: "pq.ColumnChunkMetaData") -> tuple[int, int]:
+    """Return the first byte of the pages of a column in a row group, and their number of bytes."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+        start = chunk.dictionary_page_offset
+    return start, chunk.total_compressed_size
+
+
 def _has_variable_length(dtype: "pa.DataType | None") -> bool:
-    return dtype is not None and any(is_type(dtype) for is_type in parquet_footers.TEXT_PREDICATES)
+    return dtype is not None and any(is_type(dtype) for is_type in _TEXT_PREDICATES)
 
 
 def _decoded_id_bytes(ids: "pa.Array") -> int:

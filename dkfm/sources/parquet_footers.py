@@ -5,7 +5,7 @@ Footers are untrusted: they are checked against each other and against the reque
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dkfm.core.frames import describe_known_names, format_names, require_unique_names
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason
+from dkfm.files.arrow_files import RangeReader, reopen_natively
 from dkfm.files.local import ReadSizeLimitedReader
 from dkfm.files.location import Location, open_unbuffered
 from dkfm.sources.parquet_file_list import TableFile, TableFiles, find_partition_value
@@ -27,8 +28,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
-# Listed, because `parquet` imports pyarrow from here.
-__all__ = [
+__all__ = [  # listed, because `parquet` imports pyarrow from here
     "TableLayout",
     "compute",
     "dictionary_decode_ids",
@@ -39,9 +39,6 @@ __all__ = [
     "require_ids",
     "types",
 ]
-
-TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-"""Predicates for the types of columns whose values may have any length."""
 
 _MAX_ROWS = 2**48
 """Largest number of rows of a table."""
@@ -60,9 +57,6 @@ _FOOTER_BYTES = 10_000
 
 _COLUMN_CHUNK_BYTES = 2_000
 """Part of this memory for each column of each row group; 1,000 to 2,000 were measured."""
-
-_PREFETCHED_VALUES = 2**19
-"""Most values of a row group whose columns are read from disk together: each read alone is a call of Python."""
 
 _THREADS = 8
 """Footers of objects that are read concurrently, because each takes several requests on an object store."""
@@ -133,10 +127,15 @@ class TableLayout:
         return int(self.first_rows[np.searchsorted(self.file_indices, self.file_indices[group])])
 
 
+class OpenedFile(NamedTuple):
+    """A file of a table, and what reads an object in advance; None for a file, which is read while it is decoded."""
+
+    parquet: "pq.ParquetFile"
+    reader: RangeReader | None
+
+
 @contextmanager
-def open_parquet_file(
-    table: TableLayout, group: int, *, max_values: int | None = None, dictionary_column: str | None = None
-) -> Iterator["pq.ParquetFile"]:
+def open_parquet_file(table: TableLayout, group: int, *, dictionary_column: str | None = None) -> Iterator[OpenedFile]:
     """Open the file of a row group; raise an InvalidInputError if it is damaged, or changes after it was listed.
 
     Parameters
@@ -145,25 +144,23 @@ def open_parquet_file(
         Files of the table.
     group : int
         Number of the row group in the table.
-    max_values : int, optional
-        Number of values of the largest row group that is read, if it is known.
     dictionary_column : str, optional
         Name of a text column that is read as a dictionary array, so that equal values are stored once.
     """
-    file, small = table.group_file(group), max_values is not None and max_values <= _PREFETCHED_VALUES
-    with (
-        _parquet_errors(file),
-        file.open() as source,
-        pq.ParquetFile(
-            source,
-            metadata=table.group_footer(group),
-            read_dictionary=None if dictionary_column is None else [dictionary_column],
-            page_checksum_verification=True,
-            pre_buffer=file.is_remote or small,  # fewer requests; else read a row group only while it is decoded
-            memory_map=False,  # if a mapped file is truncated, access to it kills the process
-        ) as parquet,
-    ):
-        yield parquet
+    file = table.group_file(group)
+    with _parquet_errors(file), file.open() as source:
+        reader = RangeReader(source, file.size) if file.is_remote else None
+        with (
+            nullcontext(reader) if reader is not None else reopen_natively(source) as opened,
+            pq.ParquetFile(
+                opened,
+                metadata=table.group_footer(group),
+                read_dictionary=None if dictionary_column is None else [dictionary_column],
+                page_checksum_verification=True,
+                pre_buffer=False,  # see `arrow_files`
+            ) as parquet,
+        ):
+            yield OpenedFile(parquet, reader)
 
 
 @contextmanager

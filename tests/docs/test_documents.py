@@ -84,14 +84,20 @@ def run_shell(commands, folder, timeout=200):
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=folder,
         env={**os.environ, "PATH": path, "PYTHONFAULTHANDLER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
     ) as started:
         try:
-            assert started.wait(timeout) == 0
+            print(started.communicate(timeout=timeout)[0])
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                print(started.communicate(timeout=10)[0])  # all of it, as bash ends first
             raise
+    assert started.returncode == 0
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import choose_row_group_rows
 from dkfm.errors import MissingExtraError
+from dkfm.files.arrow_files import reopen_natively
 from dkfm.numerics import links
 from dkfm.scoring.formats.chunk_files import (
     Chunk,
@@ -101,7 +102,10 @@ class ParquetChunks:
 
         invalid = [np.zeros(0, np.bool_)]
         try:
-            with ParquetFile(stream, page_checksum_verification=True) as table:
+            with (
+                reopen_natively(stream) as opened,
+                ParquetFile(opened, page_checksum_verification=True, pre_buffer=False) as table,
+            ):
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _chunk_metadata(chunk):
                     return None
