@@ -6,8 +6,10 @@ A source is a small value however many files there are: each process lists them 
 and refuses files that have changed. Memory is that of the requested rows, and of the row groups at both ends of them.
 """
 
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -43,6 +45,11 @@ _COLUMN_BYTES = 2**22
 
 _VALUE_BYTES = 40
 """Part of this limit for each row."""
+
+_SMALL_GROUP_VALUES, _SMALL_GROUP_COLUMNS = 2**13, 2**5
+"""Values and columns of a small row group: two threads were up to twice as slow with such groups as one was."""
+
+_small_groups_lock = threading.Lock()
 
 _TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Predicates for the types of columns whose values may have any length."""
@@ -249,7 +256,17 @@ class ParquetSource(DenseRows):
 
 
 def _decode_groups_into_arrays(table: TableLayout, groups: list[tuple[int, Array]]) -> None:
-    """Fill the array of each row group with its rows; a file is opened once for all its groups."""
+    """Fill the array of each row group with its rows; a file is opened once for all its groups.
+
+    One thread at a time decodes small row groups of local files, which is mostly Python: others have rows to score.
+    """
+    values, columns = max((array.size for _, array in groups), default=0), len(table.columns)
+    is_small = values <= _SMALL_GROUP_VALUES and columns <= _SMALL_GROUP_COLUMNS and not table.files[0].is_remote
+    with _small_groups_lock if is_small else nullcontext():
+        _decode_files_into_arrays(table, groups)
+
+
+def _decode_files_into_arrays(table: TableLayout, groups: list[tuple[int, Array]]) -> None:
     for _, run in groupby(groups, lambda group: int(table.file_indices[group[0]])):
         in_file = list(run)
         with parquet_footers.open_parquet_file(table, in_file[0][0]) as opened:

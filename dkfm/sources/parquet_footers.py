@@ -165,8 +165,7 @@ def open_parquet_file(table: TableLayout, group: int, *, dictionary_column: str 
 
 @contextmanager
 def _parquet_errors(file: TableFile) -> Iterator[None]:
-    """Raise an InvalidInputError if a file is damaged, or is not the one listed before and after the context."""
-    file.require_same()
+    """Raise an InvalidInputError if a file is damaged, or is not the one listed after the context."""
     try:
         yield
     except DkfmError:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkfm.errors import InvalidInputError
+from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache, parquet, parquet_footers
 from dkfm.sources.base import read_finite
 from dkfm.sources.opening import open_source
@@ -275,6 +276,40 @@ def test_row_groups_of_a_file_are_decoded_from_one_opening_of_it(rows, tmp_path,
     read = ParquetSource.open(tmp_path / "x").read(slice(0, 3 * len(rows)))
     np.testing.assert_array_equal(read, np.concatenate([rows] * 3))
     assert opened == ["0.parquet", "1.parquet", "2.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("place", "group_rows", "one_at_a_time"),
+    [("local", 30, True), ("local", 3_000, False), ("memory://small-groups/rows.parquet", 30, False)],
+)
+def test_one_thread_at_a_time_decodes_small_row_groups_on_disk(place, group_rows, one_at_a_time, tmp_path, monkeypatch):
+    rows = np.random.default_rng(0).normal(size=(6_000, 3))
+    path = tmp_path / "rows.parquet"
+    write(path, rows, group_rows)
+    if place != "local":
+        Remote(place).replace("", path.read_bytes())
+    held, decode = [], parquet._decode_files_into_arrays
+    monkeypatch.setattr(
+        parquet,
+        "_decode_files_into_arrays",
+        lambda *arguments: held.append(parquet._small_groups_lock.locked()) or decode(*arguments),
+    )
+    np.testing.assert_array_equal(
+        open_source(path if place == "local" else place).read(slice(10, 5_000)), rows[10:5_000]
+    )
+    assert set(held) == {one_at_a_time}
+
+
+@pytest.mark.parametrize(("columns", "requests"), [("ab", 1), ("abc", 1), ("ac", 2)])
+def test_near_columns_of_an_object_are_one_request(columns, requests, tmp_path, monkeypatch):
+    rows = np.random.default_rng(0).normal(size=(2_000, 3))
+    place = Remote("memory://requests/rows.parquet")
+    place.replace("", write(tmp_path / "rows.parquet", rows, 1_000).read_bytes())
+    source = open_source(place.url, columns=[*columns])
+    made, read = [], Remote.read
+    monkeypatch.setattr(Remote, "read", lambda *arguments: made.append(arguments) or read(*arguments))
+    np.testing.assert_array_equal(source.read(slice(0, 1_000)), rows[:1_000, ["abc".index(name) for name in columns]])
+    assert len(made) == requests
 
 
 @pytest.mark.parametrize(("kept", "read_again"), [(1.0, 0), (0.5, 1), (0.0, 3)])
