@@ -135,7 +135,7 @@ class Output:
             given = "no id_column (--id-column) is given" if now is None else f"id_column (--id-column) is {now!r}"
             return f"{given}, and {'none' if was is None else repr(was)} was given when it was written"
         if changed:
-            return f"{changed[0]} is {others[changed[0]]!r} and was {self.settings.get(changed[0])!r}"
+            return f"{changed[0]} is {others[changed[0]]} and was {self.settings.get(changed[0])}"
         return None
 
 

@@ -200,7 +200,9 @@ def load_record(
     attributes = store_metadata.read_own_attributes(path, "model")
     stored_digest = _read_verified_digest(path)
     if digest is not None and stored_digest != digest:
-        raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
+        raise DamagedStoreError(
+            f"{path} holds another model than the one that was asked for: it was replaced, or it is another path."
+        )
     try:
         return _read_record(path, attributes, stored_digest, trusted, streamed)
     except (StoreError, BudgetError):

@@ -266,7 +266,9 @@ def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
     if marker is None:
         raise IncompleteStoreError(f"{remote} has no {store_metadata.MARKER} marker: whatever wrote it did not finish.")
     if digest is not None and marker.get("digest") != digest:
-        raise DamagedStoreError(f"{remote} holds another model than the one that was asked for; it was replaced.")
+        raise DamagedStoreError(
+            f"{remote} holds another model than the one that was asked for: it was replaced, or it is another path."
+        )
     sizes = _list_verified_sizes(remote, marker.get("files"))
     folder.mkdir(parents=True)
     free = shutil.disk_usage(folder).free

@@ -129,9 +129,9 @@ def test_a_file_that_changed_or_is_gone_is_refused_and_the_output_stays(folder):
 def test_other_settings_and_other_inputs_are_refused(folder, rng):
     folder.add(m=25).score()
     folder.add(a=5)
-    with pytest.raises(StoreExistsError, match="chunk_rows is '7' and was '10'"):
+    with pytest.raises(StoreExistsError, match="chunk_rows is 7 and was 10"):
         folder.score(chunk_rows=7)
-    with pytest.raises(StoreExistsError, match="on_invalid is 'nan' and was 'raise'"):
+    with pytest.raises(StoreExistsError, match="on_invalid is nan and was raise"):
         folder.score(on_invalid="nan")
     with pytest.raises(InvalidInputError, match="give one of them"):
         folder.score(overwrite=True)

@@ -130,7 +130,7 @@ def test_a_driver_takes_the_chunks_of_the_one_that_was_first(job, tmp_path, monk
 def test_another_job_that_was_first_is_named_and_nothing_of_it_is_touched(job, tmp_path, monkeypatch):
     target = tmp_path / "out"
     interposed(monkeypatch, lambda: score(job, target, chunk_rows=30))
-    with pytest.raises(StoreExistsError, match="another job: chunk_rows is '20' and was '30'"):
+    with pytest.raises(StoreExistsError, match="another job: chunk_rows is 20 and was 30"):
         score(job, target)
     require_finished(job, target)
 

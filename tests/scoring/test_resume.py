@@ -81,8 +81,8 @@ def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_pa
         (lambda made: {"model": made / "other"}, "it was written with another model, that of "),
         (lambda made: {"source": made / "rows.zarr"}, "the input is .*rows.zarr and was .*rows.npy"),
         (lambda made: {"output": "reconstruction_error"}, "the output is reconstruction_error and was scores"),
-        (lambda made: {"on_invalid": "nan"}, "on_invalid is 'nan' and was 'raise'"),
-        (lambda made: {"chunk_rows": 21}, "chunk_rows is '21' and was '20'"),
+        (lambda made: {"on_invalid": "nan"}, "on_invalid is nan and was raise"),
+        (lambda made: {"chunk_rows": 21}, "chunk_rows is 21 and was 20"),
     ],
     ids=["model", "input", "output", "on_invalid", "chunk_rows"],
 )
