@@ -343,8 +343,8 @@ def _choose_plan(
         plan = in_memory
         if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
             plan = planning.plan_with_streamed_weights(model, names, source, have, chunk_rows, threads, write_copies)
-        plan = replace(plan, have_bytes=have(plan.model_bytes), worker=worker)
-        if plan.task_bytes <= plan.have_bytes:
+        plan = replace(plan, available_bytes=have(plan.model_bytes), worker=worker)
+        if plan.task_bytes <= plan.available_bytes:
             break
     return plan
 

@@ -71,7 +71,7 @@ class Plan:
         be, or predicted.
     threads : int
         Threads of all workers.
-    have_bytes : int
+    available_bytes : int
         Memory that `worker` has for one task (less the model, and divided by its threads), in bytes; the job is
         refused if it is less than `task_bytes`.
     worker : str
@@ -94,7 +94,7 @@ class Plan:
     row_seconds: float
     chunk_seconds: float
     threads: int
-    have_bytes: int = 0
+    available_bytes: int = 0
     worker: str = ""
     done: int = 0
 
@@ -129,7 +129,7 @@ class Plan:
         remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
         where = f" on the worker {self.worker}" if self.worker else ""
         budget.require_fits(
-            self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows{where}", remedy
+            self.task_bytes, self.available_bytes, f"A scoring task of {self.chunk_rows} rows{where}", remedy
         )
 
     def to_json(self) -> str:
@@ -143,7 +143,7 @@ class Plan:
             "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
             "output": f"{size(self.output_bytes)} of scores, {size(self.chunk_bytes)} a chunk",
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
-            "task": f"{size(self.task_bytes)} of memory, where a worker has {size(self.have_bytes)} for each",
+            "task": f"{size(self.task_bytes)} of memory, where a worker has {size(self.available_bytes)} for each",
             "model": f"{size(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
             "time": f"about {budget.format_seconds(self.seconds)}",
         }

@@ -195,7 +195,7 @@ def plan_score(
     """
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted, append)
     with open_job(model, source, request, client) as job:
-        if job.plan.task_bytes > job.plan.have_bytes:
+        if job.plan.task_bytes > job.plan.available_bytes:
             return job.plan
         worker_checks.exclude_unfit_workers(job.executor, _make_worker_requirements(job, "", b""))
         digest = job.loaded_model.digest

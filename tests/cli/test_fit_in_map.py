@@ -81,7 +81,7 @@ def test_a_plan_says_what_the_pass_takes_and_writes_nothing(data, line):
     line = line if "--map" in line else f"{line} --map map"
     plan = json.loads(run(f"fit {line} --dry-run --json"))
     phi = dkfm.load("named" if "named" in line else "map")
-    assert plan["road"] == f"sums of {phi.rank_:,} features of all rows, in one pass"
+    assert plan["method"] == f"sums of {phi.rank_:,} features of all rows, in one pass"
     assert (plan["rows"], plan["columns"], plan["landmarks"]) == (len(data[0]), phi.n_features_in_, phi.rank_)
     assert plan["disk_bytes"] == 0
     assert sorted(Path.cwd().rglob("*")) == before

@@ -1,4 +1,4 @@
-"""Plans of fits: they name the road that the fit takes, and what it needs in memory and on disk."""
+"""Plans of fits: they name the method that the fit takes, and what it needs in memory and on disk."""
 
 import json
 
@@ -42,7 +42,7 @@ def steps(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "n", "road", "step"),
+    ("estimator", "n", "method", "step"),
     [
         (dkfm.KernelPCA(2, kernel=GAUSSIAN), 1500, "2 eigenvectors by products", "solve_leading_components"),
         (
@@ -73,10 +73,10 @@ def steps(monkeypatch):
         ),
     ],
 )
-def test_the_road_of_the_plan_is_that_of_the_fit(estimator, n, road, step, steps, rng):
+def test_the_method_of_the_plan_is_that_of_the_fit(estimator, n, method, step, steps, rng):
     X = rng.normal(size=(n, 3))
     plan = dkfm.plan_fit(estimator, X)
-    assert road in plan.road
+    assert method in plan.method
     assert steps == []
     estimator.fit(X)
     assert step in steps
@@ -92,8 +92,8 @@ def test_any_form_of_rows_has_the_same_plan(rng, tmp_path):
         dkfm.plan_fit(pca_, rows)
         for rows in [X, (300, 3), tmp_path / "x.npy", da.from_array(X, chunks=(100, 3)), X.tolist()]
     ]
-    assert {(plan.rows, plan.columns, plan.road, plan.seconds) for plan in plans} == {
-        (300, 3, plans[0].road, plans[0].seconds)
+    assert {(plan.rows, plan.columns, plan.method, plan.seconds) for plan in plans} == {
+        (300, 3, plans[0].method, plans[0].seconds)
     }
     with pytest.raises(InvalidInputError, match="two dimensions of known lengths"):
         dkfm.plan_fit(pca_, X[0])
@@ -168,19 +168,19 @@ def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(
     monkeypatch.setattr(memory, "clear_caches_and_measure_memory", lambda: 4 * 10**9)
     monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 2e-9)
     plan = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n, 50))
-    assert plan.road == "20 eigenvectors by products with the Gram matrix computed anew each time"
+    assert plan.method == "20 eigenvectors by products with the Gram matrix computed anew each time"
     assert (plan.disk_bytes, plan.place) == (0, "")
     assert plan.memory_bytes <= 10**9
     assert plan.seconds > dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n // 2, 50)).seconds
-    stored, dense = plan.other_roads
-    assert "on disk" in stored.road
+    stored, dense = plan.alternatives
+    assert "on disk" in stored.method
     assert stored.disk_bytes > 8 * n * n
-    assert "in memory" in dense.road
+    assert "in memory" in dense.method
     assert dense.memory_bytes > 8 * n * n
     assert f"on disk: about {budget.format_seconds(stored.seconds)}, " in str(plan)
-    assert json.loads(plan.to_json())["other_roads"][0]["disk_bytes"] == stored.disk_bytes
+    assert json.loads(plan.to_json())["alternatives"][0]["disk_bytes"] == stored.disk_bytes
     kept = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN, workspace=tmp_path), (n, 50))
-    assert kept.road == "20 eigenvectors by products with the Gram matrix on disk"
+    assert kept.method == "20 eigenvectors by products with the Gram matrix on disk"
     assert kept.place == str(tmp_path)
     with pytest.raises(BudgetError, match="A fit of 40,000 rows needs"):
         dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (n, 50)).require()
@@ -193,7 +193,7 @@ def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monke
     pca_ = dkfm.KernelPCA(5, kernel=kernels.Gaussian(6.0))
     assert dkfm.plan_fit(pca_, hard).seconds > 1.2 * dkfm.plan_fit(pca_, (9000, 60)).seconds
     assert dkfm.plan_fit(pca_, easy).seconds < dkfm.plan_fit(pca_, (9000, 2)).seconds
-    assert "products" in dkfm.plan_fit(pca_, tmp_path / "x.npy").road
+    assert "products" in dkfm.plan_fit(pca_, tmp_path / "x.npy").method
 
 
 def test_a_plan_of_predictions_of_left_out_rows_adds_the_inverse_of_the_factor_and_no_kernel_values(monkeypatch):
@@ -230,7 +230,7 @@ def test_a_precomputed_matrix_is_not_computed_again(rng):
 
 def test_the_plan_and_the_fit_ask_the_same_functions(monkeypatch, rng):
     monkeypatch.setattr(pca, "uses_lanczos", lambda n, q, solver, fits: True)
-    assert "by products" in dkfm.plan_fit(dkfm.KernelPCA(2, kernel=GAUSSIAN), (100, 3)).road
+    assert "by products" in dkfm.plan_fit(dkfm.KernelPCA(2, kernel=GAUSSIAN), (100, 3)).method
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_the_command_prints_the_plan_and_writes_nothing(run, tmp_path):
     assert shown.exit_code == 0
     assert [line.split()[0] for line in shown.stdout.splitlines()] == [
         "rows",
-        "road",
+        "method",
         "memory",
         "disk",
         "model",
@@ -253,7 +253,7 @@ def test_the_command_prints_the_plan_and_writes_nothing(run, tmp_path):
     ]
     plan = json.loads(run("--kernel gaussian:sigma=2 --components 2 --dry-run --json -q").stdout)
     assert plan == json.loads(dkfm.plan_fit(dkfm.KernelPCA(2, kernel=GAUSSIAN), (120, 3)).to_json()) | {
-        "have_bytes": plan["have_bytes"]
+        "available_bytes": plan["available_bytes"]
     }
     assert [path.name for path in tmp_path.iterdir()] == ["rows.npy"]
 
@@ -263,7 +263,7 @@ def test_a_plan_that_does_not_fit_ends_with_1_after_it_was_printed(run, monkeypa
     ended = run("--kernel gaussian --dry-run")
     assert ended.exit_code == 1
     assert "BudgetError: A fit of 120 rows needs" in ended.stderr
-    assert "road" in ended.stdout
+    assert "method" in ended.stdout
     failure = json.loads(run("--kernel gaussian --dry-run --json").stdout)
     assert failure["error"] == "BudgetError"
 
@@ -301,5 +301,5 @@ def test_plans_count_the_seconds_of_slow_kernels(estimator, values, rng, request
         else:
             plans.append(dkfm.plan_fit(clone(estimator).set_params(kernel=kernel), X))
     simple, slow = plans
-    assert slow.road == simple.road
+    assert slow.method == simple.method
     assert slow.seconds - simple.seconds == pytest.approx(1e-3 * values, rel=0.1)

@@ -1,4 +1,4 @@
-"""Components by products without a matrix: those of every other road, the same bits on a cluster, and no file."""
+"""Components by products without a matrix: those of every other method, the same bits on a cluster, and no file."""
 
 import tempfile
 from copy import deepcopy
@@ -19,8 +19,8 @@ from helpers.harness import left
 
 
 @pytest.fixture
-def road(monkeypatch):
-    """Function that leaves one road to the fits that follow; it returns those that they could take."""
+def method(monkeypatch):
+    """Function that leaves one method to the fits that follow; it returns those that they could take."""
     select = eigenproblem_setup.rank_product_costs
 
     def leave(only):
@@ -45,11 +45,11 @@ def no_file(monkeypatch):
 @pytest.mark.parametrize("centered", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(2.0), kernels.Polynomial(3), kernels.Laplacian(4.0)], ids=repr)
-def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered, rng, road, no_file):
+def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered, rng, method, no_file):
     X, Z = rng.normal(size=(1400, 6)) * [3, 2, 1, 1, 1, 1], rng.normal(size=(40, 6))
     weights = rng.uniform(0.5, 2.0, 1400) if weighted else None
     truth = KernelPCA(5, kernel=kernel, centered=centered, eigen_solver="dense").fit(X, sample_weight=weights)
-    road(ProductMethod.MATRIX_FREE)
+    method(ProductMethod.MATRIX_FREE)
     found = KernelPCA(5, kernel=kernel, centered=centered).fit(X, sample_weight=weights)
     scale = np.sqrt(truth.eigenvalues_[0])
     np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-11)
@@ -59,9 +59,9 @@ def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered
     assert found.certificate_.error < 1e-12
 
 
-def test_components_are_scikit_learns_to_ten_digits(rng, road):
+def test_components_are_scikit_learns_to_ten_digits(rng, method):
     X = rng.normal(size=(1500, 8)) * np.linspace(3, 1, 8)
-    road(ProductMethod.MATRIX_FREE)
+    method(ProductMethod.MATRIX_FREE)
     found = KernelPCA(6, kernel="rbf", gamma=0.02).fit(X)
     peer = Peer(6, kernel="rbf", gamma=0.02, eigen_solver="dense").fit(X)
     np.testing.assert_allclose(found.eigenvalues_, peer.eigenvalues_, rtol=1e-10)
@@ -72,9 +72,9 @@ def test_components_are_scikit_learns_to_ten_digits(rng, road):
 
 
 @pytest.mark.slow
-def test_a_cluster_gives_the_bits_of_threads(rng, road, processes, tmp_path, monkeypatch):
+def test_a_cluster_gives_the_bits_of_threads(rng, method, processes, tmp_path, monkeypatch):
     X = rng.normal(size=(1400, 6))
-    road(ProductMethod.MATRIX_FREE)
+    method(ProductMethod.MATRIX_FREE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Client(processes):
         on_workers = KernelPCA(5, kernel="rbf", tile_rows=500).fit(X)
@@ -115,10 +115,10 @@ def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, 
     assert left(tmp_path) == []
 
 
-def test_a_kernel_that_overflows_is_named(rng, road):
+def test_a_kernel_that_overflows_is_named(rng, method):
     X = rng.normal(size=(1400, 3))
     X[1000] = 1e200
-    road(ProductMethod.MATRIX_FREE)
+    method(ProductMethod.MATRIX_FREE)
     with pytest.raises(KernelError, match=r"rows (1000 and \d+|\d+ and 1000)"):
         KernelPCA(2, kernel="poly").fit(X)
 
@@ -138,7 +138,7 @@ def test_a_small_matrix_is_kept_and_none_is_begun_without_memory(rng, monkeypatc
     monkeypatch.setattr(
         eigenproblem_setup,
         "open_eigenproblem",
-        lambda data, road, *rest: opened.append(road) or original(data, road, *rest),
+        lambda data, method, *rest: opened.append(method) or original(data, method, *rest),
     )
     KernelPCA(2, kernel="rbf").fit(X)
     assert opened == [ProductMethod.DENSE]

@@ -39,16 +39,16 @@ def kill_at(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", [ProductMethod.MATRIX_FREE, ProductMethod.STORED])
-def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at, caplog):
+@pytest.mark.parametrize("method", [ProductMethod.MATRIX_FREE, ProductMethod.STORED])
+def test_killed_components_go_on(method, rng, tmp_path, monkeypatch, kill_at, caplog):
     caplog.set_level("INFO", "dkfm")
     X, weights = rng.normal(size=(1400, 3)), rng.uniform(1, 2, 1400)
     select = eigenproblem_setup.rank_product_costs
     monkeypatch.setattr(
-        eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is road]
+        eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is method]
     )
     pca = KernelPCA(12, kernel=K, workspace=tmp_path, tile_rows=500, progress=False)
-    owner = matrix_free.MatrixFreeGram if road is ProductMethod.MATRIX_FREE else StoredGram
+    owner = matrix_free.MatrixFreeGram if method is ProductMethod.MATRIX_FREE else StoredGram
     with monkeypatch.context():
         calls = kill_at(owner, "__matmul__")
         truth = pca.fit(X, sample_weight=weights).eigenvectors_
@@ -59,7 +59,7 @@ def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at, capl
         pca.set_params(workspace=folder)
         monkeypatch.undo()
         monkeypatch.setattr(
-            eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is road]
+            eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is method]
         )
         kill_at(owner, "__matmul__", at)
         with pytest.raises(Killed):
@@ -118,10 +118,10 @@ def test_rows_that_changed_begin_anew(rng, tmp_path, monkeypatch, kill_at):
     np.testing.assert_array_equal(phi.fit(tmp_path / "x.npy").landmark_indices_, truth.landmark_indices_)
 
 
-def force(monkeypatch, road):
+def force(monkeypatch, method):
     select = eigenproblem_setup.rank_product_costs
     monkeypatch.setattr(
-        eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is road]
+        eigenproblem_setup, "rank_product_costs", lambda *given: [c for c in select(*given) if c.method is method]
     )
 
 

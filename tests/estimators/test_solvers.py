@@ -68,13 +68,13 @@ def test_a_classifier_takes_tiles_on_a_cluster(X, threaded_client, without_memor
 
 @pytest.mark.parametrize("estimator", [dkfm.KernelRidge(1.0, **WORDS), dkfm.KernelFisher(**WORDS)])
 def test_the_plan_says_which_way_is_taken(X, estimator, request):
-    assert dkfm.plan_fit(estimator, X).road == "a Cholesky factor with the Gram matrix in memory"
+    assert dkfm.plan_fit(estimator, X).method == "a Cholesky factor with the Gram matrix in memory"
     request.getfixturevalue("without_memory")
     plan = dkfm.plan_fit(estimator, X)
-    assert plan.road == "systems by conjugate gradients, or a Cholesky factor in tiles on disk"
+    assert plan.method == "systems by conjugate gradients, or a Cholesky factor in tiles on disk"
     tiled, gradients = (dkfm.plan_fit(estimator.set_params(solver=solver), X) for solver in ("tiled", "cg"))
-    assert tiled.road == "systems by a Cholesky factor in tiles on disk"
-    assert (gradients.road, gradients.disk_bytes) == ("systems by conjugate gradients", 0)
+    assert tiled.method == "systems by a Cholesky factor in tiles on disk"
+    assert (gradients.method, gradients.disk_bytes) == ("systems by conjugate gradients", 0)
     assert plan.seconds >= max(tiled.seconds, 0) > 0
     assert plan.disk_bytes == tiled.disk_bytes == 8 * 60 * 60 * 15
     estimator.set_params(solver="auto")
@@ -84,7 +84,7 @@ def test_a_plan_of_many_penalties_counts_their_factors():
     few, many = (dkfm.plan_fit(dkfm.KernelRidge(alpha, kernel="rbf"), (3000, 5)) for alpha in (1.0, [1.0, 2.0, 3.0]))
     assert many.seconds > few.seconds
     by_eigenvalues = dkfm.plan_fit(dkfm.KernelRidgeClassifier("loo", kernel="rbf"), (3000, 5))
-    assert by_eigenvalues.road == "all eigenvectors with the Gram matrix in memory"
+    assert by_eigenvalues.method == "all eigenvectors with the Gram matrix in memory"
     assert by_eigenvalues.memory_bytes > few.memory_bytes
 
 

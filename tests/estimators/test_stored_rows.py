@@ -154,20 +154,20 @@ def test_a_plan_foretells_rounds(stored):
     X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-2)
     plan, in_memory = dkfm.plan_fit(phi, forms[1]), dkfm.plan_fit(phi, X)
-    assert "in rounds over the rows" in plan.road
-    assert "as a sample of the rows foretells" in str(plan)
-    assert "in rounds" not in in_memory.road
+    assert "in rounds over the rows" in plan.method
+    assert "estimated from a sample of the rows" in str(plan)
+    assert "in rounds" not in in_memory.method
     assert "landmarks at most" in str(in_memory)
     rank = phi.fit(forms[1]).rank_
     assert rank <= plan.landmarks <= 1.1 * rank
     assert 0.1 < plan.seconds < 30
-    assert "rounds" not in dkfm.plan_fit(ExactFeatureMap(K), forms[1]).road
-    assert "in rounds" in dkfm.plan_fit(clone(phi).set_params(build="rounds"), X).road
+    assert "rounds" not in dkfm.plan_fit(ExactFeatureMap(K), forms[1]).method
+    assert "in rounds" in dkfm.plan_fit(clone(phi).set_params(build="rounds"), X).method
     chosen = ExactFeatureMap(K, basis="cholesky", landmarks="uniform", n_landmarks=20)
-    assert "rounds" not in dkfm.plan_fit(chosen, forms[1]).road  # landmarks that are chosen are in memory
-    assert "in rounds" in dkfm.plan_fit(chosen.set_params(build="rounds"), forms[1]).road
+    assert "rounds" not in dkfm.plan_fit(chosen, forms[1]).method  # landmarks that are chosen are in memory
+    assert "in rounds" in dkfm.plan_fit(chosen.set_params(build="rounds"), forms[1]).method
     spooled = dkfm.plan_fit(phi, da.from_array(X, chunks=100))
-    assert "in rounds" in spooled.road
+    assert "in rounds" in spooled.method
     assert spooled.disk_bytes == X.nbytes
 
 

@@ -181,7 +181,7 @@ def test_the_plan_has_the_disk_and_the_time_of_the_factor_and_the_root(rng, tmp_
     monkeypatch.setattr(product_costs, "multiplication_seconds", lambda: 4e-11)
     phi = ExactFeatureMap(KERNELS[0], basis="cholesky", build="tiled", workspace=tmp_path / "work")
     plan = dkfm.plan_fit(phi, (40_000, 50))
-    assert plan.road == "a Cholesky factor in tiles on disk, and weights that stay there"
+    assert plan.method == "a Cholesky factor in tiles on disk, and weights that stay there"
     assert plan.place == str(tmp_path / "work")
     assert 8 * 40_000**2 * 1.5 < plan.disk_bytes < 8 * 40_000**2 * 1.6
     assert plan.memory_bytes < 3 * 10**9

@@ -57,7 +57,7 @@ def test_values_that_cost_more_than_to_read_them_are_stored(monkeypatch):
     assert first(task(), 20 * GB).method is ProductMethod.STORED
 
 
-def test_the_road_of_the_least_memory_is_first_where_none_fits():
+def test_the_method_of_the_least_memory_is_first_where_none_fits():
     costs = product_costs.compare_product_costs(task(), 10**6)
     assert costs[0].memory_bytes == min(cost.memory_bytes for cost in costs)
 
@@ -116,7 +116,7 @@ def test_threads_that_ask_at_once_measure_products_once(monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", [GAUSSIAN, kernels.Precomputed()])
-def test_no_road_is_free(kernel):
+def test_no_method_is_free(kernel):
     for cost in product_costs.compare_product_costs(task(kernel, 5000), 20 * GB):
         assert np.isfinite(cost.seconds)
         assert cost.seconds > 0

@@ -1,4 +1,4 @@
-"""Plan a fit before it starts: the road that it takes, its memory, what it writes to disk and where, and its time."""
+"""Plan a fit before it starts: the method that it takes, its memory, what it writes to disk and where, and its time."""
 
 import math
 import tempfile
@@ -54,7 +54,7 @@ _PILOT_SECONDS = 0.25
 """Seconds in which a fit of components counts the products that a sample of the rows needs."""
 
 _RANK_ROWS = 4096
-"""Rows of the sample from whose rank that of all rows is foretold."""
+"""Rows of the sample from whose rank that of all rows is estimated."""
 
 
 def plan_fit(
@@ -99,7 +99,7 @@ def plan_fit(
     --------
     >>> import dkfm
     >>> plan = dkfm.plan_fit(dkfm.KernelPCA(20), (4000, 50))
-    >>> plan.road
+    >>> plan.method
     '20 eigenvectors by products with the Gram matrix in memory'
     >>> plan.memory_bytes < dkfm.plan_fit(dkfm.KernelPCA(), (4000, 50)).memory_bytes
     True
@@ -224,7 +224,7 @@ def _combine_consecutive_plans(first: FitPlan, second: FitPlan) -> FitPlan:
     """Return the plan of two stages, one after the other."""
     return replace(
         second,
-        road=f"{first.road}, then {second.road}",
+        method=f"{first.method}, then {second.method}",
         memory_bytes=max(first.memory_bytes, second.memory_bytes),
         peak_bytes=max(first.peak_bytes, second.peak_bytes),
         disk_bytes=max(first.disk_bytes, second.disk_bytes),
@@ -254,7 +254,7 @@ def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     seconds = budget.columnwise_pivots_seconds(n, d, count, rows.kernel.estimate_extra_value_seconds(d))
     columns = replace(
         plan,
-        road=f"up to {count:,} pivots column by column, without a Gram matrix",
+        method=f"up to {count:,} pivots column by column, without a Gram matrix",
         memory_bytes=need,
         peak_bytes=need,
         disk_bytes=0,
@@ -269,7 +269,7 @@ def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
 
 
 def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
-    """Return the plan of pivots in rounds over stored rows; their number is foretold from a sample of the rows."""
+    """Return the plan of pivots in rounds over stored rows; their number is estimated from a sample of the rows."""
     n, d, kernel, sample = rows.n, rows.d, rows.kernel, rows.read_sample(_RANK_ROWS)
     threshold = pivoted_cholesky.pivot_threshold(estimator.tol)
     if sample is not None:
@@ -286,9 +286,9 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
         rows=n,
         columns=d,
         landmarks=count,
-        road=f"some {count:,} pivots in rounds over the rows",
+        method=f"some {count:,} pivots in rounds over the rows",
         memory_bytes=need,
-        have_bytes=memory.clear_caches_and_measure_memory(),
+        available_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=need,
         disk_bytes=on_disk,
         place=tempfile.gettempdir() if on_disk else "",
@@ -329,9 +329,9 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
             rows=n,
             columns=d,
             landmarks=n,
-            road=f"{q} eigenvectors by products with the Gram matrix {cost.method}",
+            method=f"{q} eigenvectors by products with the Gram matrix {cost.method}",
             memory_bytes=cost.memory_bytes,
-            have_bytes=free,
+            available_bytes=free,
             peak_bytes=cost.memory_bytes,
             disk_bytes=cost.disk_bytes,
             place=resolve_gram_folder(estimator) if cost.disk_bytes else "",
@@ -341,7 +341,7 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
         )
         for cost in costs
     ]
-    return replace(plans[0], other_roads=tuple(plans[1:]))
+    return replace(plans[0], alternatives=tuple(plans[1:]))
 
 
 _PLANNERS = {

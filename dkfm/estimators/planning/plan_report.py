@@ -1,4 +1,4 @@
-"""What a plan of a fit says: the road that it takes, its memory, what it writes to disk and where, and its time."""
+"""What a plan of a fit says: the method that it takes, its memory, what it writes to disk and where, and its time."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -18,11 +18,11 @@ class FitPlan:
         Training rows and their columns.
     landmarks : int
         Rows that the model keeps, at most; or so, if `is_forecast`.
-    road : str
+    method : str
         What is computed, in words.
     memory_bytes : int
         Memory that this process needs, in bytes; the fit is refused if it has less.
-    have_bytes : int
+    available_bytes : int
         Memory that this process has, in bytes.
     peak_bytes : int
         Memory that this process takes at most where it has it, in bytes.
@@ -36,32 +36,32 @@ class FitPlan:
         Size of the model on disk, in bytes, at most; or so, if `is_forecast`.
     seconds : float
         Predicted seconds; of a rank that only the fit finds, at most.
-    other_roads : tuple of FitPlan
+    alternatives : tuple of FitPlan
         Plans of other ways to the same model, which fit in less memory, or take longer.
     is_forecast : bool
-        Whether the rank is foretold from a sample of the rows, and memory, model and time with it: the fit may take
+        Whether the rank is estimated from a sample of the rows, and memory, model and time with it: the fit may take
         more or less.
     """
 
     rows: int
     columns: int
     landmarks: int
-    road: str
+    method: str
     memory_bytes: int
-    have_bytes: int
+    available_bytes: int
     peak_bytes: int
     disk_bytes: int
     place: str
     task_bytes: int
     model_bytes: int
     seconds: float
-    other_roads: "tuple[FitPlan, ...]" = ()
+    alternatives: "tuple[FitPlan, ...]" = ()
     is_forecast: bool = False
 
     def require(self) -> None:
         """Raise a BudgetError if this process has too little memory, or the disk too little room."""
         remedy = "fit fewer rows, or choose landmarks= (--landmarks), or tol= (--tol) of a cholesky map"
-        budget.require_fits(self.memory_bytes, self.have_bytes, f"A fit of {self.rows:,} rows", remedy)
+        budget.require_fits(self.memory_bytes, self.available_bytes, f"A fit of {self.rows:,} rows", remedy)
         if self.disk_bytes:
             memory.require_disk(Path(self.place), self.disk_bytes, "What the fit writes")
 
@@ -71,21 +71,21 @@ class FitPlan:
 
     def __str__(self) -> str:
         size = budget.format_bytes
-        limit = ", as a sample of the rows foretells" if self.is_forecast else " at most"
+        limit = ", estimated from a sample of the rows" if self.is_forecast else " at most"
         peak = f", up to {size(self.peak_bytes)}" if self.peak_bytes > self.memory_bytes else ""
         lines = [
             ("rows", f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks{limit}"),
-            ("road", self.road),
-            ("memory", f"{size(self.memory_bytes)}{peak}; there are {size(self.have_bytes)}"),
+            ("method", self.method),
+            ("memory", f"{size(self.memory_bytes)}{peak}; {size(self.available_bytes)} are available"),
             ("disk", f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model"),
             ("model", f"{size(self.model_bytes)}{'' if self.is_forecast else ' at most'}"),
             ("time", f"about {budget.format_seconds(self.seconds)}"),
         ]
         if self.task_bytes:
             lines.append(("task", f"{size(self.task_bytes)} of memory on a worker"))
-        for other in self.other_roads:
+        for other in self.alternatives:
             disk = f", {size(other.disk_bytes)} of disk" if other.disk_bytes else ""
             cost = f"{budget.format_seconds(other.seconds)}, {size(other.memory_bytes)} of memory{disk}"
-            fits = "" if other.memory_bytes <= self.have_bytes else ", which are not there"
-            lines.append(("or", f"{other.road}: about {cost}{fits}"))
+            fits = "" if other.memory_bytes <= self.available_bytes else ", more than available"
+            lines.append(("or", f"{other.method}: about {cost}{fits}"))
         return "\n".join(f"{name:<7} {line}" for name, line in lines)
