@@ -35,10 +35,11 @@ def verify_output(
     facts = {"kind": "scores", "path": path, "rows": result.rows, "chunks": result.chunks}
     lines = [f"{path}: {result.rows:,} rows, every chunk as it was written"]
     if against is not None:
-        facts |= {"against": against, "sampled": result.sampled, "worst": result.worst}
+        facts |= {"against": against, "sampled": result.sampled, "worst": result.worst, "ids": result.ids_compared}
         share = "less than 0.001" if result.worst < 1e-3 else f"at most {result.worst:.1g}"
         difference = f"{result.sampled:,} rows scored anew by the formula agree: they differ by {share}"
-        lines.append(f"{path}: {difference} of what rounding allows")
+        ids = ", and their ids are those of the input" if result.ids_compared else ""
+        lines.append(f"{path}: {difference} of what rounding allows{ids}")
     return facts, lines
 
 

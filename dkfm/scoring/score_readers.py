@@ -62,10 +62,7 @@ class ScoresArray:
         output = self.output
         output_store.require_not_replaced(output.root, output.creation_id)
         start, stop, _ = index[0].indices(self.shape[0])
-        parts = []
-        for number in range(start // output.chunk_rows, count_tiles(stop, output.chunk_rows)):
-            first = output.chunk_slice(number).start
-            parts.append(self._read_chunk(number)[max(0, start - first) : stop - first])
+        parts = [self._read_chunk(number)[part] for number, part in _split_by_chunk(output, slice(start, stop))]
         rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]), self.dtype)
         return rows[:, index[1]] if len(index) > 1 else rows
 
@@ -130,11 +127,27 @@ def read_score_rows(output: Output, receipts: ReceiptTable, name: str, rows: sli
     """Read some rows (n, width) of one output of the model."""
     if not output.is_table:
         return _make_scores_array(output, receipts, name)[rows, :]
-    parts, read = [], _make_parquet_block_reader(output, name)
+    read = _make_parquet_block_reader(output, name)
+    return np.concatenate([read(receipts[number])[0][part] for number, part in _split_by_chunk(output, rows)])
+
+
+def read_id_rows(output: Output, receipts: ReceiptTable, rows: slice) -> "pa.Array":
+    """Read the ids (n,) of some rows."""
+    import pyarrow as pa
+
+    def read(number: int) -> "pa.Array":
+        if not output.is_table:
+            return pa.array(_read_ids(output, receipts[number]))
+        return _read_table(output, receipts[number]).column(output.settings["id_column"]).combine_chunks()
+
+    return pa.concat_arrays([read(number)[part] for number, part in _split_by_chunk(output, rows)])
+
+
+def _split_by_chunk(output: Output, rows: slice) -> Iterator[tuple[int, slice]]:
+    """Yield the chunks that contain some rows, each with its part of them as a slice."""
     for number in range(rows.start // output.chunk_rows, count_tiles(rows.stop, output.chunk_rows)):
-        block, first = read(receipts[number])[0], output.chunk_slice(number).start
-        parts.append(block[max(0, rows.start - first) : rows.stop - first])
-    return np.concatenate(parts)
+        first = output.chunk_slice(number).start
+        yield number, slice(max(0, rows.start - first), rows.stop - first)
 
 
 def _resolve_output_name(output: Output, name: str | None) -> str:

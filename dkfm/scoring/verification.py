@@ -1,6 +1,7 @@
 """Verify an output: compare its chunks with their receipts, and some of its rows with the dense formula."""
 
 import json
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array, as_float64, zero_nonfinite_rows
-from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError, StoreError
+from dkfm.errors import CertificateError, DamagedStoreError, DkfmWarning, InvalidInputError, StoreError
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
@@ -19,11 +20,12 @@ from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.model import Model
 from dkfm.scoring import appending, completion, marker, output_store
+from dkfm.scoring.formats.id_array import try_convert_ids
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import ChunkReceipt
-from dkfm.scoring.score_readers import read_score_rows
-from dkfm.scoring.tasks import find_sound_receipts
+from dkfm.scoring.score_readers import read_id_rows, read_score_rows
+from dkfm.scoring.tasks import HasIds, find_sound_receipts
 from dkfm.sources.base import Source
 from dkfm.sources.opening import open_source
 from dkfm.storage import remote_stores
@@ -47,12 +49,15 @@ class ScoresVerification:
         Rows that were computed again.
     worst : float
         Largest error of these rows as a share of what rounding allows: 1 is the limit. 0 if none were computed.
+    ids_compared : bool
+        Whether the ids of these rows were compared with those of the input: the output has ids, and the input names.
     """
 
     rows: int
     chunks: int
     sampled: int
     worst: float
+    ids_compared: bool = False
 
 
 def verify_scores(
@@ -71,7 +76,8 @@ def verify_scores(
     path : str or Path
         Path or URL of the output.
     against : path or array-like, optional
-        The input. Some of its rows are scored again on this machine with the dense formula, and compared.
+        The input. Some of its rows are scored again on this machine with the dense formula, and compared, and so are
+        their ids if the output has an id column and the input columns with names.
     sample : int
         Number of rows to score again.
     model : str or Path, optional
@@ -91,7 +97,7 @@ def verify_scores(
     DamagedStoreError
         A chunk is lost, or differs from its receipt.
     CertificateError
-        A row differs from the formula by more than rounding allows.
+        A row differs from the formula by more than rounding allows, or has another id.
 
     Examples
     --------
@@ -116,9 +122,11 @@ def verify_scores(
     slices = _spread_slices(output.rows, sample)
     _log_sample(source, loaded, output, slices)
     with change_detection.watch(source) as watch:
+        has_ids = all(_compare_ids(output, receipts, source, rows) for rows in slices)
         worst = max(_compute_max_error_ratio(output, receipts, loaded, source, rows) for rows in slices)
         watch.require_same("compared", "verify again")
-    return ScoresVerification(output.rows, output.n_chunks, sum(rows.stop - rows.start for rows in slices), worst)
+    sampled = sum(rows.stop - rows.start for rows in slices)
+    return ScoresVerification(output.rows, output.n_chunks, sampled, worst, has_ids)
 
 
 def _model_path(output: Output) -> str:
@@ -157,7 +165,17 @@ def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -
 def _open_input_of_same_shape(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
     fitted = record.feature_names if columns is None else json.loads(columns)
-    source = appending.restore_file_order(open_source(against, "against", fitted_columns=fitted), output)
+    source, ids = open_source(against, "against", fitted_columns=fitted), output.settings.get("id_column")
+    if ids is not None and isinstance(source, HasIds):
+        source = open_source(against, "against", fitted_columns=fitted, id_column=ids)
+    if source.name == output.input["name"] and source.stamp() != output.input["stamp"]:
+        warnings.warn(
+            f"{source.name} has changed since it was scored, or its files have other times: what is new is not "
+            "verified, and of the rest only the rows of the sample are compared.",
+            DkfmWarning,
+            stacklevel=3,
+        )
+    source = appending.restore_file_order(source, output)
     if source.shape[0] != output.rows:
         raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
     if source.shape[1] != record.model.n_features_in:
@@ -181,6 +199,26 @@ def _log_sample(source: Source, model: Model, output: Output, slices: list[slice
     rows, width = sum(part.stop - part.start for part in slices), sum(columns.width for columns in output.columns)
     seconds = rows * model.predict_row_seconds(source.float64s_per_row, width)
     log_stage("verify", f"{rows:,} rows of {source.name} scored again in this process", seconds=seconds, sampled=rows)
+
+
+def _compare_ids(output: Output, receipts: ReceiptTable, source: Source, rows: slice) -> bool:
+    """Compare the ids of some rows with those of the input; return False if either has none.
+
+    Raises
+    ------
+    CertificateError
+        A row has another id in the input.
+    """
+    if output.settings.get("id_column") is None or not isinstance(source, HasIds):
+        return False
+    stored, expected = read_id_rows(output, receipts, rows), source.read_ids(rows)
+    if output.ids is not None:
+        expected, _ = try_convert_ids(expected, output.ids)
+    pairs = zip(stored, expected.cast(stored.type), strict=True)
+    for row, (ours, theirs) in enumerate(pairs, rows.start):
+        if not ours.equals(theirs) and str(ours) != str(theirs):  # NaN equals nothing
+            raise CertificateError(f"Row {row} has the id {ours} in {output.root} and {theirs} in {source.name}.")
+    return True
 
 
 def _compute_max_error_ratio(
