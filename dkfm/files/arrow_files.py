@@ -35,7 +35,7 @@ def reopen_natively(file: IO[bytes] | io.RawIOBase) -> "Iterator[pa.NativeFile |
 
 
 class RangeReader:
-    """Seekable binary file on top of another one, of which it reads ranges in advance, near ones together.
+    """Binary file on top of another one, of which it reads ranges in advance, near ones together.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ A source is a small value however many files there are: each process lists them 
 and refuses files that have changed. Memory is that of the requested rows, and of the row groups at both ends of them.
 """
 
+import os
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,15 @@ _SMALL_GROUP_VALUES, _SMALL_GROUP_COLUMNS = 2**13, 2**5
 """Values and columns of a small row group: two threads were up to twice as slow with such groups as one was."""
 
 _small_groups_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Make a new lock in a forked process, which has none of the threads of its parent."""
+    global _small_groups_lock  # noqa: PLW0603  # a lock of the process
+    _small_groups_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 _TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Predicates for the types of columns whose values may have any length."""
@@ -327,7 +337,8 @@ def _read_checked_batches(
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
     file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_slice(group)
     rows, first = group_rows.stop - group_rows.start, 0
-    chunks = _find_column_chunks(opened.parquet.metadata, number, columns)
+    row_group = opened.parquet.metadata.row_group(number)
+    chunks = [row_group.column(opened.column_indices[name]) for name in columns]  # others may be encrypted
     _require_max_bytes(_sum_declared_bytes(chunks), table, group, max_bytes)
     if opened.reader is not None:
         opened.reader.read_ahead(map(_find_byte_range, chunks))
@@ -347,19 +358,13 @@ def _read_checked_batches(
     raise InvalidInputError(f"{file} is damaged: its row group {number} must have {rows} rows, and has others.")
 
 
-def _find_column_chunks(
-    metadata: "pq.FileMetaData", number: int, columns: Sequence[str]
-) -> "list[pq.ColumnChunkMetaData]":
-    """Return what a footer says of some columns of a row group."""
-    group, requested = metadata.row_group(number), set(columns)
-    chunks = (group.column(index) for index in range(group.num_columns))
-    return [chunk for chunk in chunks if chunk.path_in_schema in requested]
-
-
 def _sum_declared_bytes(chunks: "list[pq.ColumnChunkMetaData]") -> int:
-    """Return the uncompressed bytes that a footer declares for columns of a row group; -1 if one is negative."""
-    sizes = [chunk.total_uncompressed_size for chunk in chunks]
-    return -1 if min(sizes, default=0) < 0 else sum(sizes)
+    """Return the bytes that a footer declares for columns of a row group, compressed or not; -1 if one is negative."""
+    decoded, stored = (
+        [chunk.total_uncompressed_size for chunk in chunks],
+        [chunk.total_compressed_size for chunk in chunks],
+    )
+    return -1 if min(*decoded, *stored, 0) < 0 else max(sum(decoded), sum(stored))
 
 
 def _find_byte_range(chunk: "pq.ColumnChunkMetaData") -> tuple[int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.frames import describe_known_names, format_names, require_unique_names
-from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason
+from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, UnreachableError, extract_reason
 from dkfm.files.arrow_files import RangeReader, reopen_natively
 from dkfm.files.local import ReadSizeLimitedReader
 from dkfm.files.location import Location, open_unbuffered
@@ -131,6 +131,8 @@ class OpenedFile(NamedTuple):
     """A file of a table, and what reads an object in advance; None for a file, which is read while it is decoded."""
 
     parquet: "pq.ParquetFile"
+    column_indices: dict[str, int]
+    """Indices of the columns by their paths."""
     reader: RangeReader | None
 
 
@@ -160,7 +162,8 @@ def open_parquet_file(table: TableLayout, group: int, *, dictionary_column: str 
                 pre_buffer=False,  # see `arrow_files`
             ) as parquet,
         ):
-            yield OpenedFile(parquet, reader)
+            schema = parquet.metadata.schema
+            yield OpenedFile(parquet, {schema.column(i).path: i for i in range(len(schema))}, reader)
 
 
 @contextmanager
@@ -168,7 +171,9 @@ def _parquet_errors(file: TableFile) -> Iterator[None]:
     """Raise an InvalidInputError if a file is damaged, or is not the one listed after the context."""
     try:
         yield
-    except DkfmError:
+    except DkfmError as error:
+        if file.is_remote and not isinstance(error, UnreachableError):
+            file.require_same()  # it may be gone, or shorter
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         file.require_same()

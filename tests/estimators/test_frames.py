@@ -8,6 +8,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import InvalidInputError
 
+dd = pytest.importorskip("dask.dataframe", reason="the extra dataframe brings it")
 pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
 pa = pytest.importorskip("pyarrow", reason="the extra dataframe brings it")
 pl = pytest.importorskip("polars", reason="the extra test brings it")
@@ -79,3 +80,30 @@ def test_what_holds_no_rows_is_refused_in_one_sentence_that_says_what_to_do(give
     X, sentence = REFUSED[given]
     with pytest.raises(InvalidInputError, match=sentence):
         CALLS[call](X)
+
+
+ESTIMATORS = (dkfm.KernelRidgeClassifier, dkfm.KernelFisher)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("dtype", ["Int64", "UInt8", "int64[pyarrow]", "boolean", "bool[pyarrow]"])
+def test_nullable_labels_are_those_of_numpy(estimator, dtype, rng):
+    large = 2**53 if "64" in dtype else 0
+    values = np.array([large, large + 1] if "bool" not in dtype else [False, True])
+    labels = pd.Series(values[np.arange(40) % 2], dtype=dtype)
+    classes = estimator(kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(40, 3)), labels).classes_
+    np.testing.assert_array_equal(classes, values)
+    assert classes.dtype == labels.dtype.numpy_dtype
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("labels", [["x", "y"], [3, 5], [False, True]])
+def test_lazy_labels_of_a_frame_are_written_and_read(estimator, labels, rng, tmp_path):
+    frame = pd.DataFrame(rng.normal(size=(40, 3)), columns=[*"abc"])
+    model = estimator(kernel=kernels.Gaussian(2.0)).fit(frame, np.array(labels)[np.arange(40) % 2])
+    lazy = dd.from_pandas(frame, npartitions=2)
+    predicted = model.predict(lazy)
+    assert predicted.dtype == predicted.compute().dtype
+    lazy.assign(label=predicted).to_parquet(tmp_path / "out")
+    read = pd.read_parquet(tmp_path / "out")
+    np.testing.assert_array_equal(read["label"].to_numpy(), model.predict(frame))

@@ -1,8 +1,10 @@
 """."""
 
+import base64
 import os
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ import zarr
 
 import dkfm
 from dkfm.errors import InvalidInputError
+from dkfm.files.object_store import Remote
 from dkfm.sources import parquet
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet import ParquetSource
@@ -184,3 +187,53 @@ def test_a_folder_of_files_scores_as_its_rows_do(dtype, rows, tmp_path):
     assert report.rows == 1000
     found = dkfm.open_scores(tmp_path / "out").compute(scheduler="synchronous")
     np.testing.assert_allclose(found, pca.transform(rows), atol=1e-12 if dtype == "float64" else 1e-5)
+
+
+def test_a_column_beside_an_encrypted_one_is_read(tmp_path):
+    from pyarrow.parquet import encryption
+
+    class Keys(encryption.KmsClient):
+        """Keys that are not wrapped."""
+
+        def wrap_key(self, key_bytes, master_key_identifier):
+            return base64.b64encode(key_bytes)
+
+    table = pa.table({"a": np.arange(10.0), "b": np.arange(10.0)})
+    properties = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(
+        encryption.KmsConnectionConfig(),
+        encryption.EncryptionConfiguration(footer_key="key", column_keys={"key": ["b"]}, plaintext_footer=True),
+    )
+    with pq.ParquetWriter(tmp_path / "x.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    np.testing.assert_array_equal(
+        ParquetSource.open(tmp_path / "x.parquet", ["a"]).read(slice(0, 10))[:, 0], np.arange(10.0)
+    )
+
+
+@pytest.mark.parametrize("size", [None, 500])
+def test_an_object_that_is_gone_or_shorter_changed(size, tmp_path):
+    content = write(tmp_path / "x.parquet", np.zeros((1_000, 3))).read_bytes()
+    place = Remote(f"memory://changed/{size}.parquet")
+    place.replace("", content)
+    source = ParquetSource.open(place)
+    source.read(slice(0, 10))
+    place.replace("", content[:size]) if size else place.remove_objects("")
+    for rows in (slice(0, 1_000), slice(3, 60)):
+        with pytest.raises(InvalidInputError, match="changed since it was opened"):
+            source.read(rows)
+
+
+def test_a_process_that_is_forked_during_a_read_reads(tmp_path):
+    write(tmp_path / "x.parquet", np.ones((50, 3)), 10)
+    code = """
+        import os, signal
+        from dkfm.sources import opening, parquet
+        source = opening.open_source("x.parquet")
+        with parquet._small_groups_lock:
+            child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+        assert source.read(slice(0, 50)).sum() == 150
+        assert child == 0 or os.waitpid(child, 0)[1] == 0
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, check=True, timeout=100)

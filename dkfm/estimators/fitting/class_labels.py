@@ -38,7 +38,8 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     if y is None:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
     try:
-        labels = column_or_1d(cast("da.Array", y).compute() if is_dask_collection(y) else y, warn=True)
+        computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
+        labels = column_or_1d(_convert_nullable_integers(computed), warn=True)
         assert_all_finite(labels, input_name="y")
     except TypeError as error:
         raise InvalidTypeError(f"y must be a label a row: {extract_reason(error)}.") from None
@@ -55,6 +56,14 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     return cast("Labels", labels)
 
 
+def _convert_nullable_integers(y: object) -> object:
+    """Return labels that are nullable integers or booleans as NumPy's; scikit-learn would make floats of them."""
+    dtype = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
+    if dtype is None or dtype.kind not in "biu" or cast("pd.Series", y).isna().any():
+        return y
+    return cast("pd.Series", y).to_numpy(dtype)
+
+
 def flatten_column(outcome: Predictions) -> Predictions:
     """Return a single column (n, 1) as a vector (n,) or a series, and several columns (n, q) unchanged."""
     if outcome.shape[1] != 1:
@@ -67,8 +76,10 @@ def codes_to_labels(outcome: Predictions, classes: Labels) -> Predictions:
     """Return the labels (n,) of class codes (n, 1), which are indices into `classes` (C,)."""
     codes = flatten_column(outcome)
     if hasattr(codes, "map_partitions"):
+        import pandas as pd
+
         series = cast("dd.Series", codes)
-        meta = (series.name, classes.dtype)
+        meta = pd.Series(classes[:0], name=series.name)  # whose dtype is that of the partitions, also of text
         labels: dd.Series = series.map_partitions(_codes_to_label_series, classes, meta=meta, token=_TASK_NAME)
         return labels
     if hasattr(codes, "map_blocks"):
