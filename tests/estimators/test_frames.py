@@ -96,6 +96,7 @@ def test_nullable_labels_are_those_of_numpy(estimator, dtype, rng):
     assert classes.dtype == labels.dtype.numpy_dtype
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword:Warning")  # of pandas 3.1, to dask's to_parquet
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("labels", [["x", "y"], [3, 5], [False, True]])
 def test_lazy_labels_of_a_frame_are_written_and_read(estimator, labels, rng, tmp_path):
