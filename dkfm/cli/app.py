@@ -273,6 +273,8 @@ def score(
     with process.disable_gc_during_imports():
         from dkfm.scoring.run import batch_score, plan_score
 
+    if append and overwrite:
+        raise click.UsageError("--append keeps OUTPUT; --overwrite alone writes one to which later jobs append.")
     option_parsing.allow_user_imports(*trusted)
     option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, model, input, output)

@@ -97,6 +97,7 @@ def compare(
         raise click.UsageError("dkfm compare takes --labels, or --label-column of a table; one of them.")
     if label_column is not None and test_labels is not None:
         raise click.UsageError("--test-labels belongs to --labels; with --label-column TEST has that column too.")
+    option_parsing.require_no_features(columns, id_column=[id_column], label_column=[label_column])
     kernels = [option_parsing.parse_kernel(spec) for spec in specs]
     if html is not None:
         import_pyplot()

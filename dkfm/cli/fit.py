@@ -124,8 +124,12 @@ class FitOptions:
         if self.map_path is not None and (self.shrinkage == "auto" or self.alpha == "loo"):
             chosen = "--shrinkage auto" if self.shrinkage == "auto" else "--alpha loo"
             raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
-        if self.id_column in (arguments.parse_list(self.columns) or []):
-            raise click.UsageError(f"--id-column {self.id_column} is no feature; leave it out of --columns.")
+        arguments.require_no_features(
+            self.columns,
+            id_column=[self.id_column],
+            label_column=[self.label_column],
+            target_columns=arguments.parse_list(self.target_columns) or [],
+        )
         if self.method == "fisher" and len(self.select_given(_LABEL_OPTIONS)) != 1:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
         if self.method == "ridge" and len(self.select_given((*_LABEL_OPTIONS, *_TARGET_OPTIONS))) != 1:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ import click
 from dkfm.errors import InvalidInputError, extract_reason, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     import numpy.typing as npt
 
@@ -196,6 +195,14 @@ def parse_list(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
+def require_no_features(columns: str | None, **others: Sequence[str | None]) -> None:
+    """Raise a usage error if ``--columns`` has one of the columns that other options name for something else."""
+    for option, names in others.items():
+        if shared := sorted({*names} & {*(parse_list(columns) or [])}, key=str):
+            name = f"--{option.replace('_', '-')} {shared[0]}"
+            raise click.UsageError(f"{name} is no feature; leave it out of --columns.")
+
+
 def read_labels(path: str, option: str, what: str = "label") -> "npt.NDArray[np.generic]":
     """Return the labels (n,), or targets (n,) or (n, q), of a .npy file, which is never unpickled."""
     from dkfm.sources import npy  # imports NumPy, which --help does not need
@@ -222,7 +229,7 @@ def require_parent_folder(path: str) -> None:
         )
 
 
-def read_label_column(path: str, name: str, features: "Sequence[str]") -> "npt.NDArray[np.generic]":
+def read_label_column(path: str, name: str, features: Sequence[str]) -> "npt.NDArray[np.generic]":
     """Return the labels (n,) in a column of a table, or in the key of its folders, as ``country=de``.
 
     They are text or whole numbers. `features` are other columns.

@@ -15,6 +15,9 @@ from dkfm.scoring.receipts import ChunkReceipt
 from dkfm.storage import own_files, store_metadata
 from dkfm.storage.array_metadata_checks import CRC_BYTES
 
+_MAX_NAMED = 5
+"""Most chunks that a message names."""
+
 
 def is_sound(output: Output, receipt: ChunkReceipt) -> bool:
     """Read all files of a chunk, and return whether they are as a receipt says."""
@@ -133,10 +136,19 @@ def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
     totals = sum(np.fromiter((sizes.get(name, 0) for name in names), np.int64) for names in file_columns)
     lost = np.flatnonzero(totals != receipts.bytes)
     if len(lost):
-        raise DamagedStoreError(
-            f"Chunk {lost[0]} of {root} is lost, or is not what was written; the same job makes it again."
-        )
+        raise DamagedStoreError(describe_damaged_chunks(output, lost.tolist()))
     return output, receipts
+
+
+def describe_damaged_chunks(output: Output, numbers: Sequence[int]) -> str:
+    """Return a sentence that names damaged chunks of an output, the first ones with their files."""
+    first, is_one = numbers[:_MAX_NAMED], len(numbers) == 1
+    more = f" and {len(numbers) - len(first):,} more" if len(numbers) > len(first) else ""
+    files = ", ".join(output.format.file_names(number)[0] for number in first)
+    return (
+        f"Chunk{'' if is_one else 's'} {', '.join(map(str, first))}{more} of {output.root} {'is' if is_one else 'are'} "
+        f"lost, or not what was written ({files}); the same dkfm score makes {'it' if is_one else 'them'} again."
+    )
 
 
 def require_no_extra_files(output: Output) -> None:

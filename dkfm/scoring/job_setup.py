@@ -140,7 +140,9 @@ def open_job(
     if request.on_invalid not in ("raise", "nan"):
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
     if request.append and request.overwrite:
-        raise InvalidInputError("append keeps the output and overwrite replaces it; give one of them.")
+        raise InvalidInputError(
+            "append keeps the output and overwrite replaces it; overwrite alone writes one to which later jobs append."
+        )
     chunk_rows = request.chunk_rows
     if chunk_rows is not None:
         chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")

@@ -254,7 +254,7 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     (file, rows), contain = _build_message_parts(source, bad)
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
-        '(on_invalid="nan", overwrite=True, or --on-invalid nan --overwrite, scores such rows NaN).'
+        '(on_invalid="nan", overwrite=True, or --on-invalid nan --overwrite, without append, scores such rows NaN).'
     )
 
 

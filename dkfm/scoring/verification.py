@@ -156,10 +156,7 @@ def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -
         run_tasks(executor, "dkfm-verify", find_sound_receipts, tasks, len(receipts), progress, add)
     bad = sorted(set(range(output.n_chunks)) - sound)
     if bad:
-        more = f", and {len(bad) - 1} more are not" if bad[1:] else ""
-        raise DamagedStoreError(
-            f"Chunk {bad[0]} of {output.root} is not what was written{more}; the same dkfm score makes it again."
-        )
+        raise DamagedStoreError(completion.describe_damaged_chunks(output, bad))
 
 
 def _open_input_of_same_shape(against: object, output: Output, record: Record) -> Source:

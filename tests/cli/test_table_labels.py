@@ -138,7 +138,7 @@ def test_what_are_no_labels_is_a_sentence(frame, change, line, said, dry):
 def test_columns_are_standardized_for_every_method(frame, method):
     frame["a"] *= 1e3
     frame.to_parquet("x.parquet")
-    columns = "a,b,c,kind" if "fisher" in method else "a,b,c"
+    columns = "a,c" if "target-columns" in method else "a,b,c"
     line = f"fit x.parquet model --method {method} --kernel gaussian --param sigma=2 --standardize --columns "
     result = run(line + columns)
     assert result.exit_code == 0, result.stderr
@@ -185,7 +185,7 @@ def test_compare_scales_the_columns_of_training_rows(frame):
     frame[:60].to_parquet("x.parquet")
     frame[60:].to_parquet("z.parquet")
     line = "compare x.parquet --label-column kind --id-column name --kernel gaussian:sigma=0.1 --standardize"
-    line += " --test z.parquet --columns a,b,c,kind"
+    line += " --test z.parquet --columns a,b,c"
     result = run(line)
     assert result.exit_code == 0, result.stderr
     assert "scaled to mean 0 and variance 1 over the training rows" in result.stdout
@@ -237,3 +237,23 @@ def test_columns_whose_variance_is_no_number_are_told(frame, size, end):
         result = run(line)
         assert result.exit_code == 1
         assert f"Column 1 has numbers whose variance {end}, so it cannot be standardized." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (
+            "fit x.parquet m --method fisher --label-column kind --kernel linear --columns a,kind",
+            "--label-column kind",
+        ),
+        ("fit x.parquet m --method ridge --target-columns b,c --kernel linear --columns a,c", "--target-columns c"),
+        ("fit x.parquet model --kernel linear --id-column name --columns name,a", "--id-column name"),
+        ("compare x.parquet --label-column kind --kernel linear --columns a,kind", "--label-column kind"),
+        ("compare x.parquet --label-column kind --id-column name --kernel linear --columns a,name", "--id-column name"),
+    ],
+)
+def test_what_an_option_names_for_something_else_is_refused_as_a_feature(frame, line, named):
+    frame.to_parquet("x.parquet")
+    result = run(line)
+    assert result.exit_code == 2
+    assert f"{named} is no feature; leave it out of --columns." in result.stderr

@@ -133,7 +133,7 @@ def test_other_settings_and_other_inputs_are_refused(folder, rng):
         folder.score(chunk_rows=7)
     with pytest.raises(StoreExistsError, match="on_invalid is nan and was raise"):
         folder.score(on_invalid="nan")
-    with pytest.raises(InvalidInputError, match="give one of them"):
+    with pytest.raises(InvalidInputError, match="overwrite alone"):
         folder.score(overwrite=True)
     np.save(folder.root / "x.npy", rng.normal(size=(5, 3)))
     for source in [folder.root / "x.npy", rng.normal(size=(5, 3)), folder.root / "in" / "m.parquet"]:
