@@ -63,6 +63,13 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 @click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [all but ids and labels]")
 @click.option("--id-column", metavar="NAME", help="Column of a table with ids, which is not a feature.")
 @click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale.")
+@click.option(
+    "--shrinkage",
+    type=click.FloatRange(min=0),
+    default=1e-3,
+    show_default=True,
+    help="Shrinkage of the Fisher discriminants. Noisy rows need more, as 1 or 30.",
+)
 @click.option("--test", metavar="TEST", help="Rows to test on. [a quarter of TRAIN]")
 @click.option("--test-labels", metavar="Y.NPY", help="A .npy file with one class label for each row of TEST.")
 @click.option("--html", metavar="PAGE", help="Write a page with pictures to this file. t-SNE needs the extra tsne.")
@@ -76,6 +83,7 @@ def compare(
     columns: str | None,
     id_column: str | None,
     standardize: bool,
+    shrinkage: float,
     test: str | None,
     test_labels: str | None,
     html: str | None,
@@ -123,7 +131,14 @@ def compare(
     if label_column is not None and test is not None and names is not None:  # after its rows were opened
         t = option_parsing.read_label_column(test, label_column, names)
     result = compare_kernels(
-        kernels, rows, y, test=held_out, test_labels=t, standardize=standardize, embedding=html is not None
+        kernels,
+        rows,
+        y,
+        test=held_out,
+        test_labels=t,
+        shrinkage=shrinkage,
+        standardize=standardize,
+        embedding=html is not None,
     )
     if not as_json:
         print_result(*str(result).splitlines())

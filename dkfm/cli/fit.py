@@ -157,16 +157,15 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
     kernel = _build_kernel(options) if options.map_path is None else None
-    table, names = _open_table(train, model, options), arguments.parse_list(options.columns)
+    feature_map = None if options.map_path is None else _load_map(options, options.map_path)
+    table, names = _open_table(train, model, options, feature_map), arguments.parse_list(options.columns)
     _require_labels(table, train, options)
     with process.disable_gc_during_imports():
         from dkfm.estimators.fitting import pca
         from dkfm.estimators.planning.fit_plan import plan_fit
 
-    feature_map = None
     if kernel is None:
-        feature_map = _load_map(options, str(options.map_path))
-        kernel = feature_map.kernel_
+        kernel = cast("ExactFeatureMap", feature_map).kernel_
     else:
         _log_default_width(kernel, options)
     if options.standardize:  # a sample tells the scales well enough
@@ -178,11 +177,16 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
         return plan_fit(estimator, train, columns=names, id_column=options.id_column, feature_map=feature_map)
 
 
-def _open_table(train: str, model: str, options: FitOptions) -> Source:
-    """Return the training rows, if a model can be written."""
+def _open_table(train: str, model: str, options: FitOptions, feature_map: "ExactFeatureMap | None" = None) -> Source:
+    """Return the training rows, of the columns of a map if none are named, if a model can be written."""
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
-    columns = arguments.parse_list(options.columns)
-    table = open_source(train, columns=columns, id_column=options.id_column, excluded_columns=options.y_columns)
+    table = open_source(
+        train,
+        columns=arguments.parse_list(options.columns),
+        id_column=options.id_column,
+        fitted_columns=list(getattr(feature_map, "feature_names_in_", [])) or None,
+        excluded_columns=options.y_columns,
+    )
     if options.columns is None and options.map_path is None and isinstance(table, NamedColumns):
         _warn_of_ids(list(table.columns), options.id_column)
     inputs = [table.location, *(Path(path) for path in (options.map_path, options.y_path) if path is not None)]
@@ -296,17 +300,14 @@ def _fit_in_map(
     train: str, model: str, options: FitOptions, map_path: str, connection: AbstractContextManager[object]
 ) -> "KernelEstimator":
     """Fit components, discriminants or a regression in the features of a stored map, to a source, and save them."""
-    table = _open_table(train, model, options)
+    with process.disable_gc_during_imports():
+        from dkfm.gram.streamed_rows import SourceRows
+
+        feature_map = _load_map(options, map_path)
+    table = _open_table(train, model, options, feature_map)
     estimator: KernelEstimator
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
-        with process.disable_gc_during_imports():
-            from dkfm.gram.streamed_rows import SourceRows
-
-            feature_map = _load_map(options, map_path)
-        fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
-        if options.columns is None and fitted_columns is not None and isinstance(source, NamedColumns):
-            source = open_source(train, columns=fitted_columns, id_column=options.id_column)
         rows, count = SourceRows(source), options.components
         with connection:
             if options.method == "pca":

@@ -51,7 +51,8 @@ def compare_kernels(
         Test rows and their labels; of more than 10,000 a seeded sample is measured. By default a quarter of X is held
         out, stratified by class.
     shrinkage : float
-        Shrinkage of `KernelFisher`.
+        Shrinkage of `KernelFisher`, the same for all kernels. If it is too small for noisy rows, kernels of high rank
+        look worse than they are.
     standardize : bool
         Whether columns are first scaled to mean 0 and variance 1 over the training rows.
     embedding : bool
@@ -216,5 +217,6 @@ def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "
         "their label, from the nearest training row in the feature space, or from Fisher discriminants "
-        f"(shrinkage {shrinkage:g}). Silhouette: of {sample}, in the feature space. Seconds: all of these together."
+        f"(shrinkage {shrinkage:g}: noisy rows need more). Silhouette: of {sample}, in the feature space. Seconds: all "
+        "of these together."
     )

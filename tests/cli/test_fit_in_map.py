@@ -150,13 +150,26 @@ def test_a_feature_with_the_name_of_ids_is_a_warning(data, dry_run):
 
 def test_a_table_that_is_replaced_after_its_labels_are_read_is_refused(data, monkeypatch):
     pd.read_parquet("x.parquet").iloc[::-1].to_parquet("other.parquet")
-    load_map = fit._load_map
+    split_labels = fit._split_labels
 
-    def replace_table_and_load(*arguments):
+    def split_and_replace_table(*arguments):
+        found = split_labels(*arguments)
         Path("other.parquet").replace("x.parquet")
-        return load_map(*arguments)
+        return found
 
-    monkeypatch.setattr(fit, "_load_map", replace_table_and_load)
+    monkeypatch.setattr(fit, "_split_labels", split_and_replace_table)
     line = "fit x.parquet m --map named --method fisher --label-column label"
-    assert "x.parquet changed while it was read" in run(line, 1)
+    assert "x.parquet changed since it was opened" in run(line, 1)
     assert not Path("m").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["--components 2", "--method ridge --target-columns y", "--method fisher --label-column label"]
+)
+def test_the_columns_of_a_table_are_those_of_the_map(data, line):
+    table = pd.read_parquet("x.parquet").assign(comment="some text", y=1.0)
+    table[["comment", *table.columns[:-2][::-1], "y"]].to_parquet("more.parquet")
+    line = f"fit more.parquet m --map named {line}"
+    assert json.loads(run(f"{line} --dry-run --json"))["columns"] == 2
+    run(line)
+    assert list(dkfm.load("m").feature_names_in_) == list(dkfm.load("named").feature_names_in_)

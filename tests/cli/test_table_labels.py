@@ -200,6 +200,23 @@ def test_compare_scales_the_columns_of_training_rows(frame):
         dkfm.compare_kernels([kernels.Linear()], csr_array(X), y, standardize=True)
 
 
+def test_compare_takes_a_shrinkage(frame):
+    frame[:60].to_parquet("x.parquet")
+    frame[60:].to_parquet("z.parquet")
+    line = "compare x.parquet --label-column kind --id-column name --kernel gaussian:sigma=0.3 --test z.parquet --json"
+    X, y = frame[list("abc")], np.asarray(frame["kind"], dtype=str)
+    accuracies = set()
+    for option, shrinkage in (("", 1e-3), (" --shrinkage 30", 30.0)):
+        expected = dkfm.compare_kernels(
+            [kernels.Gaussian(0.3)], X[:60], y[:60], test=X[60:], test_labels=y[60:], shrinkage=shrinkage
+        )
+        found = json.loads(run(line + option).stdout)
+        assert found["kernels"][0]["Fisher_accuracy"] == expected.compared[0].fisher_accuracy
+        accuracies.add(expected.compared[0].fisher_accuracy)
+        assert f"(shrinkage {shrinkage:g}: noisy rows need more)" in str(expected)
+    assert len(accuracies) == 2
+
+
 @pytest.mark.parametrize("name", ["k,x", " kind"])
 def test_a_label_with_a_comma_or_a_space_in_its_name_is_no_feature(frame, name):
     frame = frame.rename(columns={"kind": name}).drop(columns="name")
