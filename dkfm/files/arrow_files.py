@@ -19,15 +19,15 @@ _GAP_BYTES = 2**13
 
 @contextmanager
 def reopen_natively(file: IO[bytes] | io.RawIOBase) -> "Iterator[pa.NativeFile | IO[bytes] | io.RawIOBase]":
-    """Yield the file of a descriptor as one of Arrow, which reads columns without Python; a file without one as it is.
+    """Yield a file, opened again by its descriptor, as a file of Arrow, which reads without Python.
 
-    The path is that of the descriptor, because another file may have the name by now.
+    Another file may have its name by now. A file in memory, which has no descriptor, is yielded as it is.
     """
     from pyarrow import OSFile
 
     try:
         native = OSFile(f"/dev/fd/{file.fileno()}")
-    except OSError:  # it is in memory, or this system has no such path
+    except OSError:  # it is in memory, or this system names no descriptors
         yield file
         return
     with native:

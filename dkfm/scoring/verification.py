@@ -10,7 +10,7 @@ import numpy as np
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array, as_float64, zero_nonfinite_rows
-from dkfm.errors import CertificateError, DamagedStoreError, DkfmWarning, InvalidInputError, StoreError
+from dkfm.errors import CertificateError, DamagedStoreError, DkfmWarning, InvalidInputError, StoreError, shorten
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
@@ -20,7 +20,6 @@ from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.model import Model
 from dkfm.scoring import appending, completion, marker, output_store
-from dkfm.scoring.formats.id_array import try_convert_ids
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import ChunkReceipt
@@ -208,13 +207,20 @@ def _compare_ids(output: Output, receipts: ReceiptTable, source: Source, rows: s
     """
     if output.settings.get("id_column") is None or not isinstance(source, HasIds):
         return False
+    import pyarrow as pa
+
     stored, expected = read_id_rows(output, receipts, rows), source.read_ids(rows)
-    if output.ids is not None:
-        expected, _ = try_convert_ids(expected, output.ids)
-    pairs = zip(stored, expected.cast(stored.type), strict=True)
-    for row, (ours, theirs) in enumerate(pairs, rows.start):
+    try:
+        converted = expected.cast(stored.type)
+    except pa.ArrowException:
+        raise CertificateError(
+            f"The ids of {source.name} are of the type {expected.type!s:.100}, and those of {output.root} "
+            f"{stored.type!s:.100}."
+        ) from None
+    for row, (ours, theirs) in enumerate(zip(stored, converted, strict=True), rows.start):
         if not ours.equals(theirs) and str(ours) != str(theirs):  # NaN equals nothing
-            raise CertificateError(f"Row {row} has the id {ours} in {output.root} and {theirs} in {source.name}.")
+            texts = [shorten(str(value), 50) for value in (ours, theirs)]
+            raise CertificateError(f"Row {row} has the id {texts[0]} in {output.root} and {texts[1]} in {source.name}.")
     return True
 
 

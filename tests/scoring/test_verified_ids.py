@@ -59,6 +59,10 @@ def test_ids_that_are_those_of_other_rows_are_found(kind, suffix, rows, score, t
     with pytest.raises(CertificateError, match=r"^Row 140 has the id .* in .*scores.* and .* in .*others"):
         dkfm.verify_scores(output, tmp_path / "others.parquet")
     assert not dkfm.verify_scores(output, rows).ids_compared
+    if kind == "integers":
+        write(tmp_path / "others.parquet", rows, IDS["text"])
+        with pytest.raises(CertificateError, match=r"others\.parquet are of the type string, and those of .* int"):
+            dkfm.verify_scores(output, tmp_path / "others.parquet")
     pq.write_table(pq.read_table(table).drop_columns("id"), tmp_path / "without.parquet")
     with pytest.raises(InvalidInputError, match="has no column 'id' for ids"):
         dkfm.verify_scores(output, tmp_path / "without.parquet")
