@@ -327,6 +327,8 @@ def _fit_in_map(
 
 def _load_map(options: FitOptions, path: str) -> "ExactFeatureMap":
     """Read the map of `--map`; refuse options that a fit in its features does not have."""
+    if options.y_path is not None:  # before scikit-learn is imported
+        arguments.require_labels_file(options.y_path, "--targets" if options.targets else "--labels")
     feature_map = estimators.load(path)
     if not isinstance(feature_map, estimators.ExactFeatureMap):
         raise InvalidInputError(f"--map takes a feature map, and {path} is a {type(feature_map).__name__}.")

@@ -203,12 +203,17 @@ def require_no_features(columns: str | None, **others: Sequence[str | None]) -> 
             raise click.UsageError(f"{name} is no feature; leave it out of --columns.")
 
 
+def require_labels_file(path: str, option: str) -> None:
+    """Raise an InvalidInputError if there is no file that an option names."""
+    if not Path(path).exists():
+        raise InvalidInputError(f"There is no {path}, which {option} names.")
+
+
 def read_labels(path: str, option: str, what: str = "label") -> "npt.NDArray[np.generic]":
     """Return the labels (n,), or targets (n,) or (n, q), of a .npy file, which is never unpickled."""
     from dkfm.sources import npy  # imports NumPy, which --help does not need
 
-    if not Path(path).exists():
-        raise InvalidInputError(f"There is no {path}, which {option} names.")
+    require_labels_file(path, option)
     try:
         labels = npy.load_npy(path)
     except InvalidInputError as error:

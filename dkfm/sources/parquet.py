@@ -47,6 +47,9 @@ _COLUMN_BYTES = 2**22
 _VALUE_BYTES = 40
 """Part of this limit for each row."""
 
+_NATIVE_VALUES = 2**19
+"""Most values of a row group that is read without Python."""
+
 _SMALL_GROUP_VALUES, _SMALL_GROUP_COLUMNS = 2**13, 2**5
 """Values and columns of a small row group: two threads were up to twice as slow with such groups as one was."""
 
@@ -54,7 +57,7 @@ _small_groups_lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Make a new lock in a forked process, which has none of the threads of its parent."""
+    """Make a new lock in a forked process, which has no thread that could release the old one."""
     global _small_groups_lock  # noqa: PLW0603  # a lock of the process
     _small_groups_lock = threading.Lock()
 
@@ -266,10 +269,7 @@ class ParquetSource(DenseRows):
 
 
 def _decode_groups_into_arrays(table: TableLayout, groups: list[tuple[int, Array]]) -> None:
-    """Fill the array of each row group with its rows; a file is opened once for all its groups.
-
-    One thread at a time decodes small row groups of local files, which is mostly Python: others have rows to score.
-    """
+    """Fill the array of each row group; small ones on disk by one thread at a time, because that is mostly Python."""
     values, columns = max((array.size for _, array in groups), default=0), len(table.columns)
     is_small = values <= _SMALL_GROUP_VALUES and columns <= _SMALL_GROUP_COLUMNS and not table.files[0].is_remote
     with _small_groups_lock if is_small else nullcontext():
@@ -277,9 +277,11 @@ def _decode_groups_into_arrays(table: TableLayout, groups: list[tuple[int, Array
 
 
 def _decode_files_into_arrays(table: TableLayout, groups: list[tuple[int, Array]]) -> None:
+    """Fill the array of each row group with its rows; a file is opened once for all its groups."""
     for _, run in groupby(groups, lambda group: int(table.file_indices[group[0]])):
         in_file = list(run)
-        with parquet_footers.open_parquet_file(table, in_file[0][0]) as opened:
+        is_small = max(values.size for _, values in in_file) <= _NATIVE_VALUES
+        with parquet_footers.open_parquet_file(table, in_file[0][0], is_small=is_small) as opened:
             for group, values in in_file:
                 _decode_group_into_array(opened, table, group, values)
 

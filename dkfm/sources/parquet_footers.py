@@ -137,7 +137,9 @@ class OpenedFile(NamedTuple):
 
 
 @contextmanager
-def open_parquet_file(table: TableLayout, group: int, *, dictionary_column: str | None = None) -> Iterator[OpenedFile]:
+def open_parquet_file(
+    table: TableLayout, group: int, *, is_small: bool = False, dictionary_column: str | None = None
+) -> Iterator[OpenedFile]:
     """Open the file of a row group; raise an InvalidInputError if it is damaged, or changes after it was listed.
 
     Parameters
@@ -146,6 +148,8 @@ def open_parquet_file(table: TableLayout, group: int, *, dictionary_column: str 
         Files of the table.
     group : int
         Number of the row group in the table.
+    is_small : bool
+        Whether the file may be read without Python: Arrow's own memory is not given back to the system at once.
     dictionary_column : str, optional
         Name of a text column that is read as a dictionary array, so that equal values are stored once.
     """
@@ -153,7 +157,7 @@ def open_parquet_file(table: TableLayout, group: int, *, dictionary_column: str 
     with _parquet_errors(file), file.open() as source:
         reader = RangeReader(source, file.size) if file.is_remote else None
         with (
-            nullcontext(reader) if reader is not None else reopen_natively(source) as opened,
+            nullcontext(reader or source) if reader or not is_small else reopen_natively(source) as opened,
             pq.ParquetFile(
                 opened,
                 metadata=table.group_footer(group),

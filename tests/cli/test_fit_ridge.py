@@ -51,8 +51,8 @@ def run(line, exit_code=0):
     [
         ("x.npy m --targets one.npy", 0),
         ("x.npy m --targets two.npy", slice(None)),
-        ("x.parquet m --target-columns s --columns a,b,c,s", 0),
-        ("x.parquet m --target-columns s,t --columns a,b,c,s,t --id-column id", slice(None)),
+        ("x.parquet m --target-columns s --columns a,b,c", 0),
+        ("x.parquet m --target-columns s,t --columns a,b,c --id-column id", slice(None)),
     ],
 )
 def test_the_model_is_that_of_python(data, source, columns, solver):
@@ -69,7 +69,7 @@ def test_the_model_is_that_of_python(data, source, columns, solver):
     ("source", "labels"),
     [
         ("x.npy m --labels labels.npy", "ab"),
-        ("x.parquet m --label-column label --columns a,b,c,label", (0, 3)),
+        ("x.parquet m --label-column label --columns a,b,c", (0, 3)),
     ],
 )
 def test_labels_make_a_classifier_and_loo_chooses_the_penalty(data, source, labels):

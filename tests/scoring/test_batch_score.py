@@ -87,7 +87,7 @@ def test_two_runs_give_the_same_bytes(job, tmp_path):
 def test_an_output_that_exists_is_left_untouched(job, fitted, tmp_path):
     score(job)
     before = (job[2] / "_COMPLETE").read_bytes()
-    with pytest.raises(StoreExistsError, match="complete output of another job: chunk_rows is '9'"):
+    with pytest.raises(StoreExistsError, match="complete output of another job: chunk_rows is 9"):
         score(job, chunk_rows=9)
     with pytest.raises(StoreExistsError, match="dkfm model store"):
         dkfm.batch_score(fitted, job[1], job[0], progress=False)
