@@ -362,10 +362,8 @@ def _read_checked_batches(
 
 def _sum_declared_bytes(chunks: "list[pq.ColumnChunkMetaData]") -> int:
     """Return the bytes that a footer declares for columns of a row group, compressed or not; -1 if one is negative."""
-    decoded, stored = (
-        [chunk.total_uncompressed_size for chunk in chunks],
-        [chunk.total_compressed_size for chunk in chunks],
-    )
+    decoded = [chunk.total_uncompressed_size for chunk in chunks]
+    stored = [chunk.total_compressed_size for chunk in chunks]
     return -1 if min(*decoded, *stored, 0) < 0 else max(sum(decoded), sum(stored))
 
 
