@@ -128,7 +128,9 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
     unknown = set(parameters).difference(known)
     if unknown:
         has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
-        raise KernelError(f"The kernel {kernel!r} {has}, and got {_join_names(unknown)}{_hint(kernel, unknown)}.")
+        raise KernelError(
+            f"The kernel {kernel!r} {has}, and got {_join_names(unknown)}{_describe_counterpart(kernel, unknown)}."
+        )
     return _FACTORIES[kernel](**parameters)
 
 
@@ -170,14 +172,14 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
             f"The kernel {name!r} has scikit-learn's parameters {', '.join(theirs)}, or dkfm's {', '.join(own)}, "
             f"and got {_join_names(parameters)}."
         )
-    if hint := _hint(name, set(parameters)):
+    if hint := _describe_counterpart(name, set(parameters)):
         raise KernelError(
             f"The kernel {name!r} has the parameters {', '.join(own)}, and got {_join_names(parameters)}{hint}."
         )
     return serialization.make_named_kernel(name, parameters)
 
 
-def _hint(kernel: str, parameters: set[str]) -> str:
+def _describe_counterpart(kernel: str, parameters: set[str]) -> str:
     """Return which name has a parameter that a kernel does not have, in words; nothing if that is not known."""
     parameter, name = _COUNTERPARTS.get(kernel, ("", ""))
     return f"; {parameter} is one of {name!r}" if parameter in parameters else ""

@@ -51,7 +51,7 @@ def open_source(
     fitted_columns : sequence of str, optional
         Names of the columns to read if `columns` is None; ignored if the columns of `data` have no names.
     excluded_columns : sequence of str
-        Names of columns of Parquet files that are not read, even if `columns` has them.
+        Names of columns of Parquet files that are not read by default.
 
     Returns
     -------
@@ -68,8 +68,6 @@ def open_source(
         An object store does not respond, or denies access.
     """
     requested = fitted_columns if columns is None else columns
-    if requested is not None and excluded_columns:
-        requested = [name for name in requested if name not in excluded_columns]
     if isinstance(data, str | os.PathLike):
         return _open_location(locate(data), requested, columns, id_column, excluded_columns)
     if (path := _find_local_zarr_path(data)) is not None:
