@@ -40,8 +40,8 @@ ROTATION_SQUARES = 9
 PIVOT_SQUARES = 2
 """Number of (N, N) arrays that a pivoted Cholesky factorization of a Gram matrix needs."""
 
-PIECE_ROWS = 256
-"""Rows of a piece of a matrix-free product: its values take four megabytes, which a shared cache holds."""
+PIECE_ROWS = 512
+"""Rows of a piece of a matrix-free product: its values take eight megabytes, which a shared cache holds."""
 
 PIECE_COLUMNS = 2048
 """Columns of a piece."""

@@ -153,11 +153,11 @@ def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: in
     return min(chunk_rows, max(1, wanted // source_chunk_rows) * source_chunk_rows)
 
 
-_TILE_BYTES = 2**22
+_TILE_BYTES = 2**23
 """Size of a kernel block of one tile: two of them, one for each thread, stay in the processor's cache."""
 
 _MIN_TILE_ROWS = 128
-"""Least number of rows of a tile."""
+"""Least number of rows of a tile; others have a multiple of it, which small products of BLAS need."""
 
 _MAX_TILE_COLUMN_BYTES = 2**13
 """Largest size of one column of a tile."""
@@ -209,18 +209,18 @@ def is_at_most_half_chunk(rows: int, chunk_rows: int) -> bool:
 
 
 def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
-    """Choose the rows of a tile: 128 to 1,024, or 2,048 in float32.
+    """Choose the rows of a tile: a multiple of 128 up to 1,024, or 2,048 in float32.
 
     A tile is scored against `n_landmarks` landmarks of d columns, for `width` outputs.
     The kernel block stays small, unless the landmarks or the weights, which are read once for each tile, are wide.
 
     >>> choose_tile_rows(100), choose_tile_rows(4000), choose_tile_rows(10**6)
-    (1024, 131, 128)
+    (1024, 128, 128)
     >>> choose_tile_rows(4000, 784), choose_tile_rows(4000, 784, itemsize=4)
     (1024, 2048)
     """
     rows = max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n_landmarks), 4 * d, width)
-    return min(_MAX_TILE_COLUMN_BYTES // itemsize, rows)
+    return min(_MAX_TILE_COLUMN_BYTES // itemsize, (rows + _MIN_TILE_ROWS // 2) // _MIN_TILE_ROWS * _MIN_TILE_ROWS)
 
 
 def require_count(value: object, name: str) -> int:

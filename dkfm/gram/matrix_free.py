@@ -25,6 +25,7 @@ from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.kernels.pairwise.block_operations import Evaluator
 from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, skinny_matmul_of_transpose
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
@@ -32,8 +33,13 @@ from dkfm.sources.memory import MemorySource
 if TYPE_CHECKING:
     from distributed import Client
 
-_DIAGONAL_ROWS = 256
-"""Largest number of rows of a piece on the diagonal: of smaller ones, values take longer than fewer of them save."""
+_DIAGONAL_ROWS = 1100
+"""Largest number of rows of a square on the diagonal that is not divided into two squares and what is below them."""
+
+_DIAGONAL_COLUMNS = 340
+"""Largest number of its columns that are multiplied at a time: with more, more values above the diagonal are computed,
+with fewer, each takes longer.
+"""
 
 _MIN_BLOCKS, _MAX_BLOCKS = 8, 16
 """Numbers of blocks of rows of a matrix, unless the tasks of so few would hold too much."""
@@ -184,8 +190,8 @@ def _read_right_side(source: Source, rows: slice) -> Array:
 
 
 def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
-    """Return ``k(X, X) V`` (n, p): values below the diagonal are used for both sides, in ever smaller halves."""
-    n, p = V.shape
+    """Return ``k(X, X) V`` (n, p): values below small squares on the diagonal are used for both sides."""
+    n = len(V)
     if n > _DIAGONAL_ROWS:
         first, second = slice(n // 2), slice(n // 2, n)
         product = np.concatenate([_multiply_diagonal(kernel, X[half], V[half]) for half in (first, second)])
@@ -193,29 +199,43 @@ def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
         product[first] += above
         product[second] += below
         return product
-    product = np.empty((n, p))
-    with _value_buffer.borrow(n, n, np.dtype(np.float64)) as buffer:
-        np.matmul(kernel.make_evaluator(X)(X, buffer), V, out=product)
+    product = np.zeros(V.shape)
+    width = chunking.count_tiles(n, chunking.count_tiles(n, _DIAGONAL_COLUMNS))
+    for columns in chunking.row_slices(n, width):
+        rows, evaluate = slice(columns.start, n), kernel.make_evaluator(X[columns])
+        _add_products(evaluate, X[rows], (V[rows], V[columns]), (product[rows], product[columns]), width)
     return product
 
 
 def _multiply_off_diagonal(kernel: Kernel, X: Rows, Y: Rows, V: Array, W: Array) -> tuple[Array, Array]:
     """Return ``k(X, Y) W`` (n, p) and ``k(X, Y)' V`` (m, p), for V (n, p) and W (m, p)."""
-    n, m, p = X.shape[0], Y.shape[0], W.shape[1]
-    product, transposed = np.zeros((n, p)), np.zeros((m, p))
-    across, down = np.empty((PIECE_ROWS, p)), np.empty((PIECE_COLUMNS, p))
-    with _value_buffer.borrow(1, min(n, PIECE_ROWS) * min(m, PIECE_COLUMNS), np.dtype(np.float64)) as buffer:
-        for columns in chunking.row_slices(m, PIECE_COLUMNS):
-            evaluate, width = kernel.make_evaluator(Y[columns]), columns.stop - columns.start
-            for rows in chunking.row_slices(n, PIECE_ROWS):
-                size = rows.stop - rows.start
-                values = evaluate(X[rows], buffer[0, : size * width].reshape(size, width))
-                skinny_matmul(values, W[columns], across[:size])
-                product[rows] += across[:size]
-                skinny_matmul_of_transpose(values, V[rows], down[:width])
-                transposed[columns] += down[:width]
-                del values  # if it is not the buffer, free it before the next one is allocated
+    product, transposed = np.zeros(V.shape), np.zeros(W.shape)
+    for columns in chunking.row_slices(len(W), PIECE_COLUMNS):
+        evaluate = kernel.make_evaluator(Y[columns])
+        _add_products(evaluate, X, (V, W[columns]), (product, transposed[columns]))
     return product, transposed
+
+
+def _add_products(
+    evaluate: Evaluator, X: Rows, right_sides: tuple[Array, Array], products: tuple[Array, Array], first: int = 0
+) -> None:
+    """Add ``k(X, Y) W`` to the first product (n, p) and ``k(X, Y)' V`` to the second (m, p), with right sides V and W.
+
+    The second one takes the rows from number `first` on; `evaluate` returns k(X, Y), some rows at a time.
+    """
+    (V, W), (product, transposed) = right_sides, products
+    (n, p), m = V.shape, len(W)
+    across, down = np.empty((min(n, PIECE_ROWS), p)), np.empty((m, p))
+    with _value_buffer.borrow(1, min(n, PIECE_ROWS) * m, np.dtype(np.float64)) as buffer:
+        for rows in chunking.row_slices(n, PIECE_ROWS):
+            size, skipped = rows.stop - rows.start, max(0, first - rows.start)
+            values = evaluate(X[rows], buffer[0, : size * m].reshape(size, m))
+            skinny_matmul(values, W, across[:size])
+            product[rows] += across[:size]
+            if skipped < size:
+                skinny_matmul_of_transpose(values[skipped:], V[rows][skipped:], down)
+                transposed += down
+            del values  # if it is not the buffer, free it before the next one is allocated
 
 
 _value_buffer = ThreadBuffer()

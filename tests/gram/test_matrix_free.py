@@ -53,7 +53,8 @@ def test_products_are_those_of_the_dense_matrix(kernel, n, d, columns, tile_rows
 def test_pieces_smaller_than_a_tile_make_the_same_product(rng, monkeypatch):
     monkeypatch.setattr(matrix_free, "PIECE_ROWS", 7)
     monkeypatch.setattr(matrix_free, "PIECE_COLUMNS", 11)
-    monkeypatch.setattr(matrix_free, "_DIAGONAL_ROWS", 5)
+    monkeypatch.setattr(matrix_free, "_DIAGONAL_ROWS", 15)
+    monkeypatch.setattr(matrix_free, "_DIAGONAL_COLUMNS", 5)
     X, V = rng.normal(size=(100, 6)), rng.normal(size=(100, 3))
     for rows in (X, csr_array(X)):
         found = product_on_threads(kernels.Gaussian(2.0), rows, V, 40, 2)

@@ -184,7 +184,7 @@ def test_no_temporary_grows_with_the_number_of_rows(rng):
 
     model = Model(kernels.Gaussian(3.0), rng.normal(size=(2000, 20)), {"scores": Head(rng.normal(size=(2000, 2)))})
     score, peaks = scorer.prepare_scorer(model), []
-    for rows in (20 * 262, 200 * 262):  # whole tiles, so that both have the same
+    for rows in (20 * 512, 200 * 512):  # whole tiles, so that both have the same
         Z = np.zeros((rows, 20))
         tracemalloc.start()
         with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before

@@ -16,7 +16,7 @@ from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import MissingExtraError, extract_reason
 
-_VALUES_AT_ONCE = 2**15
+_VALUES_AT_ONCE = 2**16
 """Values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
 
 _LARGEST_ZERO_EXPONENT = -745.14

@@ -65,7 +65,10 @@ _MANY_WITHIN_REACH = 1 / 24
 """Share of the mean squared distance from which on, with so few columns, the pairs within it are too many to search."""
 
 _ROWS_AT_ONCE = 64
-"""Rows whose near landmarks are searched at a time."""
+"""Rows whose near landmarks are searched at a time, or more if there are few landmarks."""
+
+_VALUES_SEARCHED = 2**17
+"""Values among which near pairs are searched at a time."""
 
 _NARROW = 256
 """Largest number of columns for which landmarks are stored by columns; with more, BLAS copies them at little cost."""
@@ -77,7 +80,6 @@ _VALUES_AT_ONCE = 2**15
 """Differences in memory at a time."""
 
 _EPS = float(np.finfo(np.float64).eps)
-
 
 _EXPONENTIAL: Effects = ((np.exp, 1.0),)
 
@@ -190,12 +192,20 @@ class _Products:
         # Distances that are not computed from differences have a relative error of 2e-9, far below that of rounding.
         return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, effects=())
 
-    def find_square_limits(self, dtype: np.dtype[np.floating], z_squared_norms: Array) -> Array:
+    @cached_property
+    def largest_landmark_norm(self) -> float:
+        """Largest squared norm of a landmark."""
+        return float(self.landmark_squared_norms.max())
+
+    def find_square_limits(self, dtype: np.dtype[np.floating], z_squared_norms: Array) -> Array | None:
         """Return the squared distance (effects, n) up to which errors of a row's products change each kernel.
 
-        Infinity means all: the row is computed in float64.
+        Infinity means all: the row is computed in float64. None stands for 0 everywhere.
         """
-        largest_sums = z_squared_norms + self.landmark_squared_norms.max()
+        largest_sums = z_squared_norms + self.largest_landmark_norm
+        largest = largest_sums.max(initial=0.0)
+        if dtype == np.float64 and all(largest * factor <= _LARGE_NORMS for _, factor in self.effects):
+            return None
         limits = np.zeros((max(1, len(self.effects)), len(largest_sums)))
         for effect in range(len(self.effects)):
             limits[effect] = self._find_squared_cutoffs_by_row(dtype, largest_sums, effect)
@@ -204,7 +214,7 @@ class _Products:
             limits[limits > _MANY_WITHIN_REACH * typical] = np.inf
         return limits
 
-    def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array, limits: Array) -> Array:
+    def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array, limits: Array | None) -> Array:
         """Recompute in place near pairs from differences, and rows in float64 for which float32 is not enough.
 
         A pair is near if its squared distance is at most the share `near` of the sum of both squared norms, or if the
@@ -212,16 +222,20 @@ class _Products:
         are far apart, so rounding cannot make their value positive.
         """
         landmark_norms = self.landmark_squared_norms
-        square_limits = np.max(limits, axis=0)
-        reaches = np.maximum(self.near * (z_squared_norms + landmark_norms.max()), square_limits)
+        reaches = self.near * (z_squared_norms + self.largest_landmark_norm)
         # One pass finds the rows that have any near landmark.
         highest = block.max(axis=1)
-        with np.errstate(invalid="ignore"):  # values that overflowed in float32
-            is_candidate = highest >= -reaches
-        is_wide = square_limits == np.inf
-        self.recompute_rows(block, Z, np.flatnonzero(is_wide))
-        candidates = np.flatnonzero(is_candidate & ~is_wide)
-        for part in row_slices(len(candidates), _ROWS_AT_ONCE):
+        if limits is None:
+            is_candidate, limits = highest >= -reaches, np.empty((0, len(block)))
+            candidates = np.flatnonzero(is_candidate)
+        else:
+            square_limits = np.max(limits, axis=0)
+            reaches, is_wide = np.maximum(reaches, square_limits), square_limits == np.inf
+            with np.errstate(invalid="ignore"):  # values that overflowed in float32
+                is_candidate = (highest >= -reaches) | is_wide
+            self.recompute_rows(block, Z, np.flatnonzero(is_wide))
+            candidates = np.flatnonzero(is_candidate & ~is_wide)
+        for part in row_slices(len(candidates), max(_ROWS_AT_ONCE, _VALUES_SEARCHED // block.shape[1])):
             rows = candidates[part]
             is_run = rows[-1] - rows[0] == len(rows) - 1  # then no copy is needed
             part_of_block = block[rows[0] : rows[-1] + 1] if is_run else block[rows]
@@ -238,8 +252,8 @@ class _Products:
                 is_near &= ~many[i]
             i, j = i[is_near], j[is_near]
             block[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
-        smallest = np.where(is_candidate | is_wide, 0.0, -highest)
-        self.vanishing.overwrite(block, 2 * (z_squared_norms + landmark_norms.max()), smallest)
+        largest_squares = 2 * (z_squared_norms + self.largest_landmark_norm)
+        self.vanishing.overwrite(block, largest_squares, np.where(is_candidate, 0.0, -highest))
         return block
 
     def recompute_rows(self, block: Array, Z: Rows, numbers: npt.NDArray[np.intp]) -> None:
@@ -256,8 +270,6 @@ class _Products:
         factor = self.effects[effect][1]
         limits, sums = np.zeros(len(largest_sums)), largest_sums * factor
         single = dtype == np.float32
-        if not single and sums.max(initial=0.0) <= _LARGE_NORMS:
-            return limits
         errors = (FLOAT32_ERROR if single else 8 * _EPS) * sums
         matter = errors <= _LARGEST_FLOAT32_ERROR if single else (sums > _LARGE_NORMS) & (sums < np.inf)
         if single:
@@ -291,7 +303,9 @@ class _Products:
         )
         for part in row_slices(len(z_indices), max(1, _VALUES_AT_ONCE // width)):
             difference = as_float64(Z[z_indices[part]]) - self.landmarks[landmark_indices[part]]
-            squares[part] = squared_norms(scale_columns(_strip_matrix_class(difference), self.factors))
+            if isinstance(difference, np.matrix):  # of dense and sparse rows
+                difference = np.asarray(difference)
+            squares[part] = squared_norms(scale_columns(difference, self.factors))
         return squares
 
 
@@ -303,11 +317,6 @@ def _ceil_log2(errors: Array, where: npt.NDArray[np.bool_] | bool = True) -> Arr
 def _count_longest_row_float64s(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
     """Return the memory of the longest of some CSR rows, in dense float64 values."""
     return 2 * int(np.diff(X.indptr)[row_indices].max(initial=0)) + 1  # type: ignore[union-attr]  # the caller has checked that X is CSR
-
-
-def _strip_matrix_class(difference: Rows) -> Rows:
-    """Return a difference of rows as a plain array if it is dense: dense minus sparse rows may give a numpy.matrix."""
-    return np.asarray(difference) if isinstance(difference, np.ndarray) else difference
 
 
 _augmented_rows = ThreadBuffer()
@@ -323,11 +332,11 @@ class _CentredProducts(_Products):
         # For narrow landmarks the product is faster if they are stored by columns.
         fortran = d <= _NARROW
         augmented: Array = np.empty((d + 2, m), dtype).T if fortran else np.empty((m, d + 2), dtype)
-        self.landmark_squared_norms = self._write_centred_scaled(landmarks, augmented)
-        if not _is_mean_small(augmented[:, :-2], self.landmark_squared_norms):
+        mean = landmarks.mean(axis=0, dtype=np.float64)
+        if not _is_mean_small(landmarks, mean, self.factors):
             # Any common point is valid; one in the precision of the landmarks keeps float32 rows in float32.
-            self.centre = landmarks.mean(axis=0, dtype=np.float64).astype(landmarks.dtype)
-            self.landmark_squared_norms = self._write_centred_scaled(landmarks, augmented)
+            self.centre = mean.astype(landmarks.dtype)
+        self.landmark_squared_norms = self._write_centred_scaled(landmarks, augmented)
         augmented[:, :-2] *= 2
         augmented[:, -2] = -self.landmark_squared_norms
         augmented[:, -1] = 1.0
@@ -347,10 +356,10 @@ class _CentredProducts(_Products):
         with _augmented_rows.borrow(Z.shape[0], Z.shape[1] + 2, self.dtype) as left:
             norms = self._write_centred_scaled(Z, left)
             limits = self.find_square_limits(self.dtype, norms)
-            if (limits == np.inf).any(axis=0).all():
+            if limits is not None and (limits == np.inf).any(axis=0).all():
                 block: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
                 self.recompute_rows(block, Z, np.arange(len(Z)))
-                self.vanishing.overwrite(block, 2 * (norms + self.landmark_squared_norms.max()))
+                self.vanishing.overwrite(block, 2 * (norms + self.largest_landmark_norm))
                 return block
             left[:, -2] = 1.0
             left[:, -1] = -norms
@@ -358,11 +367,12 @@ class _CentredProducts(_Products):
         return self.recompute_inexact_values(block, Z, norms, limits)
 
 
-def _is_mean_small(rows: Array, norms: Array) -> bool:
-    """Return whether centring rows would hardly reduce their squared norms, whose values are `norms`."""
-    centre = rows.mean(axis=0, dtype=np.float64)
+def _is_mean_small(rows: Array, mean: Array, factors: float | Array) -> bool:
+    """Return whether centring rows, scaled by factors, would hardly reduce their squared norms."""
     with np.errstate(over="ignore", invalid="ignore"):  # rows that overflow are centred
-        return bool(centre @ centre <= _SMALL_MEAN * (norms.mean() - centre @ centre))
+        squares = np.einsum("ij,ij->j", rows, rows, dtype=np.float64) / len(rows)
+        square, total = (float(np.sum(numbers * np.square(factors))) for numbers in (np.square(mean), squares))
+        return square <= _SMALL_MEAN * (total - square)
 
 
 class _SparseProducts(_Products):
