@@ -108,7 +108,7 @@ class Scorer:
         ):
             for tile in tiles:
                 values = self.kernel_values(Z[tile], buffer[: tile.stop - tile.start])
-                tile_diagonal = _compute_once(partial(self._diagonal, Z, tile, diagonal))
+                tile_diagonal = partial(self._diagonal, Z, tile, diagonal)  # costs little beside N values a row
                 for group in _group_by_weights(heads):
                     _fill_head_outputs(values, [(heads[name], out[name][tile]) for name in group], tile_diagonal)
                 del values  # if it is not the buffer, free it before the next one is allocated
@@ -181,18 +181,6 @@ def _equal_tile_rows(n: int, rows: int) -> int:
 
 
 _value_buffer = ThreadBuffer()
-
-
-def _compute_once(compute: links.ComputeDiagonal) -> links.ComputeDiagonal:
-    """Return a function that computes a diagonal when it is first called; `functools.cache` takes longer to make."""
-    known: list[Array] = []
-
-    def get() -> Array:
-        if not known:
-            known.append(compute())
-        return known[0]
-
-    return get
 
 
 def _group_by_weights(heads: dict[str, Head]) -> list[list[str]]:

@@ -27,6 +27,15 @@ def test_values_of_wide_rows_keep_their_digits(seed: int, sparse: bool) -> None:
     assert np.abs(RationalQuadratic(2.0, 1.0)(rows, shared) - (1 + squares / 4) ** -2.0).max() <= 1e-11
 
 
+def test_values_of_distant_clusters_keep_their_digits(rng: np.random.Generator) -> None:
+    """Within a cluster, distances are too long to be those of near rows, and so short that their error counts."""
+    X, Z = (np.concatenate([sign * 100 + 0.5 * rng.normal(size=(50, 20)) for sign in (-1, 1)]) for _ in range(2))
+    squares = cdist(Z, X, "sqeuclidean")
+    assert squares.min() > 1e-6 * 2 * squares.max()
+    # The error of a product is some 8 eps 4e5, 1e-10 of a squared distance.
+    assert np.abs(Gaussian(2.0)(Z, X) - np.exp(-squares / 8)).max() <= 1e-15
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("basis", ["cholesky", "spectral"])
 def test_bounds_hold_for_rows_of_mixed_lengths(basis: str) -> None:
