@@ -59,7 +59,8 @@ seconds, peak = time.perf_counter() - start, peak_memory() - before
 found = {"seconds": seconds, "peak": peak, "package": dkfm.__file__, "certificate": pca.certificate_.error}
 found["eigenvalues"] = pca.eigenvalues_.tolist()
 if plan is not None:
-    found |= {"planned_seconds": plan.seconds, "planned_bytes": plan.memory_bytes, "method": getattr(plan, "method", "")}
+    found |= {"planned_seconds": plan.seconds, "planned_bytes": plan.memory_bytes}
+    found["method"] = getattr(plan, "method", "")  # earlier versions call it otherwise
 if len(sys.argv) > 4:
     V, mu = pca.eigenvectors_, pca.eigenvalues_
     from dkfm.gram.matrix_free import open_matrix_free
