@@ -137,10 +137,11 @@ def matrix_free_task_bytes(tile_rows: int, d: int, columns: int, blocks: int = 1
     """Return the bytes of a task that multiplies a tile of a matrix-free Gram matrix, for both of its sides.
 
     A task holds the rows and the right sides of the tile, and what it adds to both, twice while that is sent; and the
-    kernel's blocks of a piece, whose landmarks are prepared, with its products. Neither is larger than the tile.
+    kernel's blocks of a piece, whose rows and landmarks are prepared, with its products. Neither exceeds the tile.
     """
-    piece = blocks * min(tile_rows, PIECE_ROWS) + copies * (d + 2)
-    return _VALUE * (2 * tile_rows * (d + 3 * columns) + min(tile_rows, PIECE_COLUMNS) * (piece + 2 * columns))
+    rows, piece_columns, prepared = min(tile_rows, PIECE_ROWS), min(tile_rows, PIECE_COLUMNS), copies * (d + 2)
+    piece = piece_columns * (blocks * rows + 2 * columns) + (rows + piece_columns) * prepared
+    return _VALUE * (2 * tile_rows * (d + 3 * columns) + piece)
 
 
 def _basis_values(n: int, basis_columns: int, block_columns: int) -> int:

@@ -157,7 +157,10 @@ _TILE_BYTES = 2**23
 """Size of a kernel block of one tile: two of them, one for each thread, stay in the processor's cache."""
 
 _MIN_TILE_ROWS = 128
-"""Least number of rows of a tile; others have a multiple of it, which small products of BLAS need."""
+"""Least number of rows of a tile."""
+
+_TILE_ROW_STEP = 64
+"""Larger numbers are multiples of it: `skinny_matmul` takes 128 rows at a time, and a rest of a few takes as long."""
 
 _MAX_TILE_COLUMN_BYTES = 2**13
 """Largest size of one column of a tile."""
@@ -209,7 +212,7 @@ def is_at_most_half_chunk(rows: int, chunk_rows: int) -> bool:
 
 
 def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
-    """Choose the rows of a tile: a multiple of 128 up to 1,024, or 2,048 in float32.
+    """Choose the largest number of rows of a tile: 128 to 1,024, or to 2,048 in float32.
 
     A tile is scored against `n_landmarks` landmarks of d columns, for `width` outputs.
     The kernel block stays small, unless the landmarks or the weights, which are read once for each tile, are wide.
@@ -220,7 +223,7 @@ def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int
     (1024, 2048)
     """
     rows = max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n_landmarks), 4 * d, width)
-    return min(_MAX_TILE_COLUMN_BYTES // itemsize, (rows + _MIN_TILE_ROWS // 2) // _MIN_TILE_ROWS * _MIN_TILE_ROWS)
+    return min(_MAX_TILE_COLUMN_BYTES // itemsize, rows // _TILE_ROW_STEP * _TILE_ROW_STEP)
 
 
 def require_count(value: object, name: str) -> int:

@@ -221,7 +221,8 @@ def _add_products(
 ) -> None:
     """Add ``k(X, Y) W`` to the first product (n, p) and ``k(X, Y)' V`` to the second (m, p), with right sides V and W.
 
-    The second one takes the rows from number `first` on; `evaluate` returns k(X, Y), some rows at a time.
+    `evaluate` returns k(X, Y), some rows at a time. The second product takes the rows from number `first` on: those
+    before it are Y itself, in a square on the diagonal.
     """
     (V, W), (product, transposed) = right_sides, products
     (n, p), m = V.shape, len(W)

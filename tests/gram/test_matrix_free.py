@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from dkfm import kernels
+from dkfm.core import budget
 from dkfm.errors import BudgetError, KernelError, UnfitWorkerError
 from dkfm.execution import executors
 from dkfm.execution.executors import ThreadExecutor
@@ -150,6 +152,20 @@ def test_temporary_folders_are_those_of_the_system_by_default(rng, client, tmp_p
         assert gram.shared.folder.parent == tmp_path
         assert gram.rows.location.parent == tmp_path / gram.shared.folder.name
     assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(50.0), kernels.Matern(1.5, 50.0)], ids=repr)
+def test_a_task_of_wide_rows_takes_the_memory_that_is_planned(kernel, rng):
+    rows, d = 600, 2000
+    X, V = rng.normal(size=(2 * rows, d)), rng.normal(size=(2 * rows, 1))
+    matrix_free.multiply_tile(kernel, MemorySource(X[:20]), MemorySource(V[:20]), (1, 0), 10)
+    with ThreadPoolExecutor(1) as fresh:  # this thread may have buffers from before
+        tracemalloc.start()
+        fresh.submit(matrix_free.multiply_tile, kernel, MemorySource(X), MemorySource(V), (1, 0), rows).result()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    read = 2 * rows * (d + 1) * 8  # a worker reads the rows from files
+    assert peak + read <= budget.matrix_free_task_bytes(rows, d, 1, kernel.peak_blocks, kernel.landmark_copies) + 2**20
 
 
 def test_rows_that_are_not_finite_are_looked_for_piece_by_piece(rng):

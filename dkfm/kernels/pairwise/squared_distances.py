@@ -65,10 +65,7 @@ _MANY_WITHIN_REACH = 1 / 24
 """Share of the mean squared distance from which on, with so few columns, the pairs within it are too many to search."""
 
 _ROWS_AT_ONCE = 64
-"""Rows whose near landmarks are searched at a time, or more if there are few landmarks."""
-
-_VALUES_SEARCHED = 2**17
-"""Values among which near pairs are searched at a time."""
+"""Rows that are computed from differences, or whose near landmarks are searched, at a time."""
 
 _NARROW = 256
 """Largest number of columns for which landmarks are stored by columns; with more, BLAS copies them at little cost."""
@@ -77,7 +74,7 @@ _SMALL_MEAN = 1e-3
 """Squared norm of the mean, relative to the mean squared distance from it, up to which the mean counts as 0."""
 
 _VALUES_AT_ONCE = 2**15
-"""Differences in memory at a time."""
+"""Differences in memory at a time; and values of few landmarks among which near ones are searched at a time."""
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -235,7 +232,7 @@ class _Products:
                 is_candidate = (highest >= -reaches) | is_wide
             self.recompute_rows(block, Z, np.flatnonzero(is_wide))
             candidates = np.flatnonzero(is_candidate & ~is_wide)
-        for part in row_slices(len(candidates), max(_ROWS_AT_ONCE, _VALUES_SEARCHED // block.shape[1])):
+        for part in row_slices(len(candidates), max(_ROWS_AT_ONCE, _VALUES_AT_ONCE // block.shape[1])):
             rows = candidates[part]
             is_run = rows[-1] - rows[0] == len(rows) - 1  # then no copy is needed
             part_of_block = block[rows[0] : rows[-1] + 1] if is_run else block[rows]
@@ -332,8 +329,8 @@ class _CentredProducts(_Products):
         # For narrow landmarks the product is faster if they are stored by columns.
         fortran = d <= _NARROW
         augmented: Array = np.empty((d + 2, m), dtype).T if fortran else np.empty((m, d + 2), dtype)
-        mean = landmarks.mean(axis=0, dtype=np.float64)
-        if not _is_mean_small(landmarks, mean, self.factors):
+        mean = _compute_mean_unless_small(landmarks, self.factors)
+        if mean is not None:
             # Any common point is valid; one in the precision of the landmarks keeps float32 rows in float32.
             self.centre = mean.astype(landmarks.dtype)
         self.landmark_squared_norms = self._write_centred_scaled(landmarks, augmented)
@@ -367,12 +364,14 @@ class _CentredProducts(_Products):
         return self.recompute_inexact_values(block, Z, norms, limits)
 
 
-def _is_mean_small(rows: Array, mean: Array, factors: float | Array) -> bool:
-    """Return whether centring rows, scaled by factors, would hardly reduce their squared norms."""
-    with np.errstate(over="ignore", invalid="ignore"):  # rows that overflow are centred
+def _compute_mean_unless_small(rows: Array, factors: float | Array) -> Array | None:
+    """Return the mean (d,) of rows; None if it overflows, or if centring would hardly reduce norms of scaled rows."""
+    with np.errstate(over="ignore", invalid="ignore"):  # rows whose squares overflow are centred
+        mean: Array = rows.mean(axis=0, dtype=np.float64)
         squares = np.einsum("ij,ij->j", rows, rows, dtype=np.float64) / len(rows)
         square, total = (float(np.sum(numbers * np.square(factors))) for numbers in (np.square(mean), squares))
-        return square <= _SMALL_MEAN * (total - square)
+        is_small = square <= _SMALL_MEAN * (total - square)
+    return None if is_small or not np.isfinite(mean).all() else mean
 
 
 class _SparseProducts(_Products):
