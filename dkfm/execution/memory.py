@@ -109,7 +109,8 @@ def require_factorization_memory(
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
-            'fewer rows, choose some with landmarks=, or use basis="cholesky", which needs none where the rank is low.'
+            "fewer rows, few components (n_components=, --components), or a map with landmarks= (--landmarks) or "
+            'basis="cholesky" (--basis), which needs no such root where the rank is low.'
         )
     have = clear_caches_and_measure_memory()
     remedy = f"the largest N that fits is {budget.largest_n_within(have, d, blocks, copies, squares)}"

@@ -24,6 +24,9 @@ Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
 _MAX_BLOCK_VALUES = 2**22
 """Largest number of distances from test rows to all training rows computed at once: 32 MB."""
 
+_SECONDS_OF_FIT_SECONDS = 1.5
+"""Time of a kernel, as a multiple of that of its Gram matrix and eigenvectors."""
+
 
 def compare_kernels(
     kernels: Kernels,
@@ -112,9 +115,10 @@ def compare_kernels(
 
 
 def _log_comparison(rows: LabelledRows, kernels: int) -> None:
-    """Log the size of a comparison; the prediction is that of the fits of the maps."""
+    """Log the size of a comparison, and how long it takes."""
     (n, d), tested = rows.train.shape, len(rows.test_labels)
-    seconds = kernels * (budget.gram_seconds(n, d, cpus.COUNT) + budget.eigendecomposition_seconds(n))
+    fit_seconds = budget.gram_seconds(n, d, cpus.COUNT) + budget.eigendecomposition_seconds(n)
+    seconds = kernels * _SECONDS_OF_FIT_SECONDS * fit_seconds
     text = f"{kernels:,} kernels on {n:,} training and {tested:,} test rows of {d:,} columns in this process"
     log_stage("compare", text, seconds=seconds, kernels=kernels, rows=n, columns=d, test_rows=tested)
 

@@ -127,7 +127,7 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
     known = _PARAMETERS.get(kernel, ())
     unknown = set(parameters).difference(known)
     if unknown:
-        has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
+        has = f"has the parameter{'s' * (len(known) > 1)} {', '.join(known)}" if known else "has no parameters"
         raise KernelError(
             f"The kernel {kernel!r} {has}, and got {_join_names(unknown)}{_describe_counterpart(kernel, unknown)}."
         )
@@ -173,9 +173,8 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
             f"and got {_join_names(parameters)}."
         )
     if hint := _describe_counterpart(name, set(parameters)):
-        raise KernelError(
-            f"The kernel {name!r} has the parameters {', '.join(own)}, and got {_join_names(parameters)}{hint}."
-        )
+        has = f"has the parameter{'s' * (len(own) > 1)} {', '.join(own)}"
+        raise KernelError(f"The kernel {name!r} {has}, and got {_join_names(parameters)}{hint}.")
     return serialization.make_named_kernel(name, parameters)
 
 

@@ -268,7 +268,7 @@ def _instantiate(cls: type, parameters: Mapping[str, object]) -> Any:
     known = {field.name: field.default is MISSING for field in fields(cls)}
     unknown = sorted(set(parameters) - set(known))
     if unknown:
-        has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
+        has = f"has the parameter{'s' * (len(known) > 1)} {', '.join(known)}" if known else "has no parameters"
         raise KernelError(f"{cls.__name__} {has}, and got {shorten(', '.join(unknown))}.")
     missing = [name for name, required in known.items() if required and name not in parameters]
     if missing:

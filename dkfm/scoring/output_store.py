@@ -338,14 +338,11 @@ def require_same_job(existing: Output, requested: Output, hint: str = "") -> Non
     """Raise a StoreExistsError that names the difference, unless an existing output is of the requested job."""
     difference = existing.describe_difference(requested)
     if difference is not None:
-        state = (
-            "a complete output"
-            if existing.output_location.find_file_sizes([store_metadata.MARKER])
-            else "an unfinished output"
-        )
+        complete = existing.output_location.find_file_sizes([store_metadata.MARKER])
+        state, go_on = ("a complete", "") if complete else ("an unfinished", "give what was given to go on with it, ")
         raise StoreExistsError(
-            f"{existing.root} holds {state} of another job: {difference}{hint}; choose another path, or replace it "
-            "with overwrite=True (--overwrite)."
+            f"{existing.root} holds {state} output of another job: {difference}{hint}; {go_on}choose another path, or "
+            "replace it with overwrite=True (--overwrite)."
         )
 
 

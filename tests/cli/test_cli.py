@@ -188,7 +188,7 @@ def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
         ("fit train.npy model --kernel cubic", "there are additive_chi2, additive_chi_squared"),
         ("fit train.npy model --kernel gaussian --param sigma=-1", "sigma > 0"),
         ("fit train.npy model --kernel gaussian --param sigma=1e200", "whose square"),
-        ("fit train.npy model --kernel gaussian --param width=1", "parameters sigma, and got width"),
+        ("fit train.npy model --kernel gaussian --param width=1", "parameter sigma, and got width"),
         ("fit train.npy model --kernel rbff", "near it: rbf"),
         ("fit train.npy model --kernel ChiSquared", "near it: chi_squared"),
         ("fit train.npy model --kernel gaussian --param sigma=wide", "or 'median', and got 'wide'"),

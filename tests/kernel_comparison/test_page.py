@@ -81,7 +81,7 @@ def test_kernels_are_words(word, kernel):
         ("gaussian:=1", "NAME=VALUE"),
         ("gausian:sigma=1", "near it: gaussian"),
         ("gaussian:sigma=1/0", "1/0"),
-        ("gaussian:width=1", "has the parameters sigma"),
+        ("gaussian:width=1", "has the parameter sigma"),
         ("{", "no kernel in JSON"),
         ('{"name": "nothing"}', "no kernel named 'nothing'"),
         ('{"name": "function", "function": {"function": "os:system", "source": ""}}', "os:system"),

@@ -74,7 +74,7 @@ class Mine(process.RBF):
     [
         (lambda: kernels.from_sklearn("rbff"), "near it: rbf"),
         (lambda: kernels.from_sklearn("gaussian"), "dkfm's own is the class kernels.Gaussian"),
-        (lambda: kernels.from_sklearn("rbf", sigma=1.0), r"parameters gamma, and got sigma"),
+        (lambda: kernels.from_sklearn("rbf", sigma=1.0), r"parameter gamma, and got sigma"),
         (lambda: kernels.from_sklearn("rbf", gamma=-1.0), "gamma must be a finite number > 0"),
         (lambda: kernels.from_sklearn("poly", degree=2.5), "positive integer as degree"),
         (lambda: kernels.from_sklearn("linear", gamma=1.0), "has no parameters, and got gamma"),

@@ -233,7 +233,7 @@ def test_a_function_without_a_name_cannot_be_written_to_a_store():
         ({"name": "gausian"}, "near it: gaussian"),
         ({"name": ["gaussian"]}, "no kernel named"),
         ({"name": "gaussian", "sigma": -1}, "sigma > 0"),
-        ({"name": "gaussian", "width": 1}, "parameters sigma, and got width"),
+        ({"name": "gaussian", "width": 1}, "parameter sigma, and got width"),
         ({"name": "sum"}, "needs terms"),
         ({"name": "sum", "terms": []}, "tuple of kernels"),
         ({"name": "power", "kernel": 3, "exponent": 2}, "made of kernels"),

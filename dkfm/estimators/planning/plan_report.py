@@ -60,7 +60,7 @@ class FitPlan:
 
     def require(self) -> None:
         """Raise a BudgetError if this process has too little memory, or the disk too little room."""
-        remedy = "fit fewer rows, or choose landmarks= (--landmarks), or tol= (--tol) of a cholesky map"
+        remedy = "fit fewer rows, few components (--components), or a map with landmarks= (--landmarks) or tol= (--tol)"
         budget.require_fits(self.memory_bytes, self.available_bytes, f"A fit of {self.rows:,} rows", remedy)
         if self.disk_bytes:
             memory.require_disk(Path(self.place), self.disk_bytes, "What the fit writes")
