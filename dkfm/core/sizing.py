@@ -13,6 +13,12 @@ _MAX_SCHEDULER_SHARE = 0.25
 
 _HOUR = 3600.0
 
+_PYTHON_BYTES = 2 * 10**8
+"""Bytes of Python and its libraries in a worker."""
+
+_PLANNED_SHARE = 0.6
+"""Share of the memory limit of a worker that tasks may take: beyond it, Dask spills and pauses."""
+
 
 @dataclass(frozen=True)
 class Constants:
@@ -123,6 +129,11 @@ class Sizing:
         return budget.worker_bytes(self.model_bytes, self.task_bytes, self.cores, 0)
 
     @property
+    def memory_limit(self) -> int:
+        """Bytes of `memory:` or `--memory-limit` of a worker: for Python too, and with what Dask keeps free."""
+        return ceil((self.worker_bytes + _PYTHON_BYTES) / _PLANNED_SHARE)
+
+    @property
     def core_hours(self) -> float:
         """Hours that one core would need for all rows."""
         return self.rows / self.chunk_rows * self.task_seconds / _HOUR
@@ -146,6 +157,21 @@ class Sizing:
     def _working_seconds(self) -> float:
         rows = min(self.rows, count_tiles(self.tasks, self.threads) * self.chunk_rows)
         return rows / self.chunk_rows * self.task_seconds
+
+    def __str__(self) -> str:
+        size, chosen = budget.format_bytes, f", with chunk_rows={self.chunk_rows}" if self.asked else ""
+        hours = f"{self.core_hours:,.0f}" if self.core_hours >= 10 else f"{self.core_hours:.2g}"
+        what = f"against {self.n:,} landmarks, to {self.width:,} columns"
+        lines = {
+            "rows": f"{self.rows:,} of {self.columns:,} columns, {what}",
+            "tasks": f"{self.tasks:,} of {self.chunk_rows:,} rows{chosen}",
+            "machines": f"{self.machines:,} of {self.cores:,} cores",
+            "time": f"about {budget.format_seconds(self.hours * _HOUR)}; {hours} hours of a core",
+            "memory": f"{size(self.worker_bytes)} a worker, so a limit of {size(self.memory_limit)}",
+            "read": f"{size(self.read_bytes)}, and {size(self.written_bytes)} written",
+            "scheduler": f"busy for {self.scheduler_share:.0%} of the time",
+        }
+        return "\n".join(f"{name:10}{text}" for name, text in lines.items())
 
 
 def sizing(

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.core.budget import format_seconds
+from dkfm.core.budget import format_bytes, format_seconds
 from dkfm.core.chunking import MAX_CHUNKS
-from dkfm.core.sizing import Constants, sizing
+from dkfm.core.sizing import _PLANNED_SHARE, Constants, sizing
 from dkfm.errors import BudgetError, InvalidInputError
+from dkfm.execution.memory import _SPILL_SHARE
 from dkfm.kernels import Gaussian
 from dkfm.numerics.model import Head, Model
 from dkfm.scoring import planning
@@ -82,6 +83,17 @@ def test_where_the_scheduler_is_the_limit_the_refusal_says_how_many_rows_a_task_
     assert sizing(10**10, 20_000, 784, 100, chunk_rows=rows).hours <= 1
     with pytest.raises(BudgetError, match=f"on any number of machines, and {format_seconds(1.0)} are there: use fewer"):
         sizing(10**6, 20_000, 784, 100, chunk_rows=10**5, hours=1 / 3600)
+
+
+def test_a_limit_has_room_for_python_and_what_dask_keeps_free():
+    size = sizing(10**8, 4000, 784, 10)
+    assert _PLANNED_SHARE == _SPILL_SHARE
+    assert size.memory_limit * _PLANNED_SHARE == pytest.approx(size.worker_bytes + 2e8)
+    printed = str(size).splitlines()
+    assert printed[0] == "rows      100,000,000 of 784 columns, against 4,000 landmarks, to 10 columns"
+    assert f"a limit of {format_bytes(size.memory_limit)}" in str(size)
+    assert "chunk_rows" not in str(size)
+    assert "20,000 of 5,000 rows, with chunk_rows=5000" in str(sizing(10**8, 4000, 784, 10, chunk_rows=5000))
 
 
 def test_what_is_no_number_of_a_job_is_refused():
