@@ -152,6 +152,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 )
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a tile of the Gram matrix.")
 @click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [all but ids, labels, targets]")
+@click.option("--exclude-columns", metavar="NAMES", help="Columns that are no features, in place of --columns.")
 @click.option("--id-column", metavar="NAME", help="Column of a table with ids, which is not a feature.")
 @click.option("--workspace", metavar="DIR", help="Folder that keeps the work of a long fit, so that it can be resumed.")
 @click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale. MODEL keeps both.")

@@ -61,6 +61,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
     shell_complete=option_parsing.complete_kernel_name,
 )
 @click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [all but ids and labels]")
+@click.option("--exclude-columns", metavar="NAMES", help="Columns that are no features, in place of --columns.")
 @click.option("--id-column", metavar="NAME", help="Column of a table with ids, which is not a feature.")
 @click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale.")
 @click.option(
@@ -81,6 +82,7 @@ def compare(
     label_column: str | None,
     specs: tuple[str, ...],
     columns: str | None,
+    exclude_columns: str | None,
     id_column: str | None,
     standardize: bool,
     shrinkage: float,
@@ -105,6 +107,7 @@ def compare(
         raise click.UsageError("dkfm compare takes --labels, or --label-column of a table; one of them.")
     if label_column is not None and test_labels is not None:
         raise click.UsageError("--test-labels belongs to --labels; with --label-column TEST has that column too.")
+    option_parsing.require_one_choice_of_columns(columns, exclude_columns)
     option_parsing.require_no_features(columns, id_column=[id_column], label_column=[label_column])
     kernels = [option_parsing.parse_kernel(spec) for spec in specs]
     if html is not None:
@@ -113,9 +116,10 @@ def compare(
         html_page.require_replaceable_page(Path(html).resolve())
     y = None if labels is None else option_parsing.read_labels(labels, "--labels")
     t = None if test_labels is None else option_parsing.read_labels(test_labels, "--test-labels")
-    excluded = [] if label_column is None else [label_column]
+    excluded = [*([label_column] if label_column else []), *(option_parsing.parse_list(exclude_columns) or [])]
     features = option_parsing.parse_list(columns)
     rows = open_source(train, columns=features, id_column=id_column, excluded_columns=excluded)
+    option_parsing.require_table(exclude_columns, isinstance(rows, NamedColumns), train)
     if html is not None:
         inputs = [
             locate(test) if test is not None else None,

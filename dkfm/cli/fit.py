@@ -66,7 +66,10 @@ _OPTIONS_OF = {
 _COMMON_OPTIONS = "tile_rows", "workspace", "dtype", "progress"
 """Options that are parameters of every estimator."""
 
-_MAP_OPTIONS = "kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", "standardize"
+_MAP_OPTIONS = (
+    *("kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", "standardize"),
+    "exclude_columns",  # the map says which columns are features
+)
 """Options that fits in the features of a map do not have."""
 
 
@@ -97,6 +100,7 @@ class FitOptions:
     shrinkage: float | str | None
     tile_rows: int | None
     columns: str | None
+    exclude_columns: str | None
     id_column: str | None
     workspace: str | None
     progress: bool
@@ -124,6 +128,7 @@ class FitOptions:
         if self.map_path is not None and (self.shrinkage == "auto" or self.alpha == "loo"):
             chosen = "--shrinkage auto" if self.shrinkage == "auto" else "--alpha loo"
             raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
+        arguments.require_one_choice_of_columns(self.columns, self.exclude_columns)
         arguments.require_no_features(
             self.columns,
             id_column=[self.id_column],
@@ -142,6 +147,11 @@ class FitOptions:
     def y_columns(self) -> list[str]:
         """Columns of the table that are labels or targets, and no features."""
         return [self.label_column] if self.label_column else arguments.parse_list(self.target_columns) or []
+
+    @property
+    def excluded_columns(self) -> list[str]:
+        """Columns of the table that are no features."""
+        return [*self.y_columns, *(arguments.parse_list(self.exclude_columns) or [])]
 
     @property
     def y_path(self) -> str | None:
@@ -171,7 +181,7 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
     if options.standardize:  # a sample tells the scales well enough
         kernel = pca.make_standardizing_kernel(kernel, [read_evenly_spaced_rows(table, _SAMPLED_ROWS)])[0]
     estimator = _build_estimator(kernel, options)
-    if options.y_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
+    if options.excluded_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
         names = _list_feature_columns(table, train, options)
     with connection:
         return plan_fit(estimator, train, columns=names, id_column=options.id_column, feature_map=feature_map)
@@ -185,8 +195,9 @@ def _open_table(train: str, model: str, options: FitOptions, feature_map: "Exact
         columns=arguments.parse_list(options.columns),
         id_column=options.id_column,
         fitted_columns=list(getattr(feature_map, "feature_names_in_", [])) or None,
-        excluded_columns=options.y_columns,
+        excluded_columns=options.excluded_columns,
     )
+    arguments.require_table(options.exclude_columns, isinstance(table, NamedColumns), train)
     if options.columns is None and options.map_path is None and isinstance(table, NamedColumns):
         _warn_of_ids(list(table.columns), options.id_column)
     inputs = [table.location, *(Path(path) for path in (options.map_path, options.y_path) if path is not None)]
@@ -199,7 +210,7 @@ def _warn_of_ids(features: list[str], id_column: str | None) -> None:
     for name in features:
         if name.lower() in _ID_NAMES or name.lower().endswith("_id"):
             remedy = "" if id_column else f"give --id-column {name}, or "
-            advice = f"if it identifies rows, {remedy}name the features with --columns"
+            advice = f"if it identifies rows, {remedy}leave it out with --exclude-columns"
             warnings.warn(f"The column {name!r} is a feature; {advice}.", DkfmWarning, stacklevel=2)
 
 

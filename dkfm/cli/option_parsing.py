@@ -195,6 +195,18 @@ def parse_list(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
+def require_one_choice_of_columns(columns: str | None, excluded: str | None) -> None:
+    """Raise a usage error if features are named, and columns that are none."""
+    if columns is not None and excluded is not None:
+        raise click.UsageError("--columns names the features, and --exclude-columns what is none; give one of them.")
+
+
+def require_table(excluded: str | None, is_table: bool, path: str) -> None:
+    """Raise an InvalidInputError if columns of a file without names are left out by their names."""
+    if excluded is not None and not is_table:
+        raise InvalidInputError(f"--exclude-columns names columns of a table, and {path} is none.")
+
+
 def require_no_features(columns: str | None, **others: Sequence[str | None]) -> None:
     """Raise a usage error if ``--columns`` has one of the columns that other options name for something else."""
     for option, names in others.items():

@@ -229,8 +229,9 @@ def read_layout_with_stamp(
     file_id_column = id_column if partition_ids is None else None
     hidden = id_column, *excluded
     for name in excluded:
-        if _find_partition_ids(files, first, name) is None:
-            require_ids(first, first, name, files[0].location)
+        if name not in first.names and _find_partition_ids(files, first, name) is None:
+            known = describe_known_names([name], first.names)
+            raise InvalidInputError(f"{files[0].location} has no {format_names([name])}; {known}.")
     if requested is None:
         columns = _default_columns(first, hidden)
     else:
@@ -238,8 +239,7 @@ def read_layout_with_stamp(
     if not columns:
         raise InvalidInputError(f"{table} needs at least one column of numbers, and none is asked for or there.")
     counts: list[int] = []
-    file_indices: list[int] = []
-    group_indices: list[int] = []
+    file_indices, group_indices = list[int](), list[int]()
     without_ids = [str(file) for file, value in zip(files, partition_ids or (), strict=False) if value is None]
     kept: list[pq.FileMetaData | None] = []
     all_float32, largest, kept_bytes = True, 0, 0
@@ -354,8 +354,8 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locati
     if wrong := [name for name in columns if not _is_number(column_types[name])]:
         raise InvalidInputError(
             f"{path} has {format_names(wrong)} of type {column_types[wrong[0]]!s:.100}, and features are numbers or "
-            "booleans; leave such columns out (columns=, --columns), or name ids (id_column=, --id-column) or labels "
-            "(--label-column)."
+            "booleans; leave such columns out (columns=, --columns, --exclude-columns), or name ids (id_column=, "
+            "--id-column) or labels (--label-column)."
         )
     return all(types.is_float32(column_types[name]) for name in columns)
 

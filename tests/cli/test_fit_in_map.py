@@ -140,7 +140,7 @@ def test_few_components_of_a_sigmoid_drop_its_negative_part_as_in_python(data):
 @pytest.mark.parametrize("dry_run", ["", " --dry-run"])
 def test_a_feature_with_the_name_of_ids_is_a_warning(data, dry_run):
     line = "fit x.parquet m --kernel gaussian:sigma=2"
-    with pytest.warns(DkfmWarning, match="The column 'id' is a feature; .* --id-column id, or name the features"):
+    with pytest.warns(DkfmWarning, match="The column 'id' is a feature; .* --id-column id, or leave it out with"):
         run(f"{line}{dry_run}")
     for chosen in ("--id-column id", "--columns a,id"):
         with warnings.catch_warnings():

@@ -99,7 +99,7 @@ def refuse_dates(frame):
         (
             lambda frame: frame.rename(columns={"kind": "kid"}),
             FIT,
-            "has no column 'kind' for ids or labels; near it: 'kid'",
+            "has no column 'kind'; near it: 'kid'",
         ),
         (
             lambda frame: frame,
@@ -274,3 +274,46 @@ def test_what_an_option_names_for_something_else_is_refused_as_a_feature(frame, 
     result = run(line)
     assert result.exit_code == 2
     assert f"{named} is no feature; leave it out of --columns." in result.stderr
+
+
+def test_columns_that_are_excluded_are_no_features(frame):
+    """Whatever they hold: text, lists, or numbers."""
+    frame.assign(tags=[[1, 2]] * 90).to_parquet("x.parquet")
+    fits = {
+        "pca": "fit x.parquet pca --kernel gaussian:sigma=2 --components 2 --exclude-columns kind,tags,name",
+        "fda": f"{FIT.replace('model', 'fda')} --exclude-columns tags",
+        "some": "fit x.parquet some --kernel gaussian:sigma=2 --components 2 --exclude-columns kind,b,tags --id-column name",
+    }
+    for name, line in fits.items():
+        planned = run(f"{line} --dry-run")
+        assert f" of {2 if name == 'some' else 3} columns" in planned.stdout, planned.stderr
+        assert run(line).exit_code == 0
+        assert dkfm.load(name).feature_names_in_.tolist() == list("ac" if name == "some" else "abc")
+    named = run("compare x.parquet --label-column kind --kernel gaussian:sigma=2 --columns a,b,c")
+    others = run("compare x.parquet --label-column kind --kernel gaussian:sigma=2 --exclude-columns tags,name")
+    assert others.exit_code == 0, others.stderr
+    assert others.stdout.splitlines()[1].split()[:-1] == named.stdout.splitlines()[1].split()[:-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "code"),
+    [
+        ("fit x.parquet m --kernel linear --columns a --exclude-columns b", "give one of them", 2),
+        ("fit x.parquet m --map map --exclude-columns b", "--exclude-columns does not go with --map", 2),
+        ("fit x.parquet m --kernel linear --exclude-columns nam", "has no column 'nam'; near it: 'name'", 1),
+        ("fit x.npy m --kernel linear --exclude-columns b", "names columns of a table, and x.npy is none", 1),
+        (
+            "compare x.parquet --label-column kind --kernel linear --columns a --exclude-columns b",
+            "give one of them",
+            2,
+        ),
+        ("compare x.npy --labels y.npy --kernel linear --exclude-columns b", "and x.npy is none", 1),
+        ("fit x.parquet m --kernel linear --exclude-columns kind,name,a,b,c", "at least one column of numbers", 1),
+    ],
+)
+def test_columns_that_cannot_be_excluded_are_a_sentence(frame, line, said, code):
+    frame.to_parquet("x.parquet")
+    np.save("x.npy", frame[list("abc")])
+    np.save("y.npy", np.arange(90) % 3)
+    result = run(line)
+    assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
