@@ -218,7 +218,7 @@ def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int
     The kernel block stays small, unless the landmarks or the weights, which are read once for each tile, are wide.
 
     >>> choose_tile_rows(100), choose_tile_rows(4000), choose_tile_rows(10**6)
-    (1024, 128, 128)
+    (1024, 256, 128)
     >>> choose_tile_rows(4000, 784), choose_tile_rows(4000, 784, itemsize=4)
     (1024, 2048)
     """

@@ -279,10 +279,11 @@ def test_what_an_option_names_for_something_else_is_refused_as_a_feature(frame, 
 def test_columns_that_are_excluded_are_no_features(frame):
     """Whatever they hold: text, lists, or numbers."""
     frame.assign(tags=[[1, 2]] * 90).to_parquet("x.parquet")
+    pca = "--kernel gaussian:sigma=2 --components 2 --exclude-columns kind,tags"
     fits = {
-        "pca": "fit x.parquet pca --kernel gaussian:sigma=2 --components 2 --exclude-columns kind,tags,name",
+        "pca": f"fit x.parquet pca {pca},name",
         "fda": f"{FIT.replace('model', 'fda')} --exclude-columns tags",
-        "some": "fit x.parquet some --kernel gaussian:sigma=2 --components 2 --exclude-columns kind,b,tags --id-column name",
+        "some": f"fit x.parquet some {pca},b --id-column name",
     }
     for name, line in fits.items():
         planned = run(f"{line} --dry-run")
