@@ -154,7 +154,7 @@ def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: in
 
 
 _TILE_BYTES = 2**23
-"""Size of a kernel block of one tile: two of them, one for each thread, stay in the processor's cache."""
+"""Size of a kernel block of one tile: large beside what Python does for each, and small beside a shared cache."""
 
 _MIN_TILE_ROWS = 128
 """Least number of rows of a tile."""
