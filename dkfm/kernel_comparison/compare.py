@@ -24,8 +24,8 @@ Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
 _MAX_BLOCK_VALUES = 2**22
 """Largest number of distances from test rows to all training rows computed at once: 32 MB."""
 
-_SECONDS_OF_FIT_SECONDS = 1.5
-"""Time of a kernel, as a multiple of that of its Gram matrix and eigenvectors."""
+_FIT_FACTOR = 1.5
+"""Time that all measurements of a kernel take, divided by that of its Gram matrix and eigenvectors."""
 
 
 def compare_kernels(
@@ -118,7 +118,7 @@ def _log_comparison(rows: LabelledRows, kernels: int) -> None:
     """Log the size of a comparison, and how long it takes."""
     (n, d), tested = rows.train.shape, len(rows.test_labels)
     fit_seconds = budget.gram_seconds(n, d, cpus.COUNT) + budget.eigendecomposition_seconds(n)
-    seconds = kernels * _SECONDS_OF_FIT_SECONDS * fit_seconds
+    seconds = kernels * _FIT_FACTOR * fit_seconds
     text = f"{kernels:,} kernels on {n:,} training and {tested:,} test rows of {d:,} columns in this process"
     log_stage("compare", text, seconds=seconds, kernels=kernels, rows=n, columns=d, test_rows=tested)
 

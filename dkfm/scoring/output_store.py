@@ -338,8 +338,10 @@ def require_same_job(existing: Output, requested: Output, hint: str = "") -> Non
     """Raise a StoreExistsError that names the difference, unless an existing output is of the requested job."""
     difference = existing.describe_difference(requested)
     if difference is not None:
-        complete = existing.output_location.find_file_sizes([store_metadata.MARKER])
-        state, go_on = ("a complete", "") if complete else ("an unfinished", "give what was given to go on with it, ")
+        is_complete = bool(existing.output_location.find_file_sizes([store_metadata.MARKER]))
+        has_same_data = (existing.model["digest"], existing.input) == (requested.model["digest"], requested.input)
+        state = "a complete" if is_complete else "an unfinished"
+        go_on = "give the same settings as before to go on, " if has_same_data and not is_complete else ""
         raise StoreExistsError(
             f"{existing.root} holds {state} output of another job: {difference}{hint}; {go_on}choose another path, or "
             "replace it with overwrite=True (--overwrite)."

@@ -17,7 +17,7 @@ from dkfm.core.budget import format_bytes, format_seconds
 from dkfm.core.chunking import MAX_CHUNKS
 from dkfm.core.sizing import _PLANNED_SHARE, Constants, sizing
 from dkfm.errors import BudgetError, InvalidInputError
-from dkfm.execution.memory import _SPILL_SHARE
+from dkfm.execution.memory import _SPILL_SHARE, thread_budget
 from dkfm.kernels import Gaussian
 from dkfm.numerics.model import Head, Model
 from dkfm.scoring import planning
@@ -89,6 +89,7 @@ def test_a_limit_has_room_for_python_and_what_dask_keeps_free():
     size = sizing(10**8, 4000, 784, 10)
     assert _PLANNED_SHARE == _SPILL_SHARE
     assert size.memory_limit * _PLANNED_SHARE == pytest.approx(size.worker_bytes + 2e8)
+    assert thread_budget(size.memory_limit, size.cores, size.model_bytes, int(2e8)) >= size.task_bytes
     printed = str(size).splitlines()
     assert printed[0] == "rows      100,000,000 of 784 columns, against 4,000 landmarks, to 10 columns"
     assert f"a limit of {format_bytes(size.memory_limit)}" in str(size)

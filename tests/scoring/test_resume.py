@@ -98,6 +98,8 @@ def test_what_changed_is_refused_by_name_and_nothing_is_touched(made, tmp_path, 
     with pytest.raises(StoreExistsError, match=words) as caught:
         dkfm.batch_score(call.pop("model"), call.pop("source"), tmp_path / "out", progress=False, **call)
     assert "\n" not in str(caught.value)
+    may_go_on = not finished and change(made).keys() <= {"output", "on_invalid", "chunk_rows"}
+    assert ("; give the same settings as before to go on, choose" in str(caught.value)) == may_go_on
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
@@ -106,7 +108,8 @@ def test_an_input_with_other_values_is_refused(made, tmp_path):
     shutil.copy(made / "rows.npy", rows)
     dkfm.batch_score(made / "model", rows, tmp_path / "out", progress=False)
     np.save(rows, np.load(rows) + 1)
-    with pytest.raises(StoreExistsError, match=r"the input .*rows\.npy has changed since"):
+    (tmp_path / "out" / "_COMPLETE").unlink()
+    with pytest.raises(StoreExistsError, match=r"the input .*rows\.npy has changed since; choose another path"):
         dkfm.batch_score(made / "model", rows, tmp_path / "out", progress=False)
     X = np.load(rows)
     dkfm.batch_score(made / "model", X, tmp_path / "memory", progress=False)
