@@ -71,6 +71,9 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
     show_default=True,
     help="Shrinkage of the Fisher discriminants. Noisy rows need more, as 1 or 30.",
 )
+@click.option(
+    "--sample", metavar="N", type=click.IntRange(min=1), help="Compare on N rows of TRAIN, drawn at random. [all]"
+)
 @click.option("--test", metavar="TEST", help="Rows to test on. [a quarter of TRAIN]")
 @click.option("--test-labels", metavar="Y.NPY", help="A .npy file with one class label for each row of TEST.")
 @click.option("--html", metavar="PAGE", help="Write a page with pictures to this file. t-SNE needs the extra tsne.")
@@ -86,6 +89,7 @@ def compare(
     id_column: str | None,
     standardize: bool,
     shrinkage: float,
+    sample: int | None,
     test: str | None,
     test_labels: str | None,
     html: str | None,
@@ -143,6 +147,7 @@ def compare(
         shrinkage=shrinkage,
         standardize=standardize,
         embedding=html is not None,
+        sample=sample,
     )
     if not as_json:
         print_result(*str(result).splitlines())

@@ -38,6 +38,7 @@ def compare_kernels(
     shrinkage: float = 1e-3,
     standardize: bool = False,
     embedding: bool = False,
+    sample: int | None = None,
     random_state: int = 0,
 ) -> Comparison:
     """Fit each kernel to labelled rows and measure how well its feature space separates the labels.
@@ -60,8 +61,10 @@ def compare_kernels(
         Whether columns are first scaled to mean 0 and variance 1 over the training rows.
     embedding : bool
         Whether to compute t-SNE for the page, with openTSNE (the extra `tsne`).
+    sample : int, optional
+        Number of rows of X, drawn at random, that stand for all of them where X has more.
     random_state : int
-        Seed of the split, the samples and t-SNE.
+        Seed of the samples, the split and t-SNE.
 
     Returns
     -------
@@ -92,7 +95,7 @@ def compare_kernels(
     [('wide', 0.97), ('median', 0.97), ('linear', 0.97)]
     """
     named = _list_kernels(kernels)
-    rows = load_labelled_rows(X, y, test, test_labels, random_state)
+    rows = load_labelled_rows(X, y, test, test_labels, sample, random_state)
     if standardize:
         rows = standardize_columns(rows)
     problem = _find_tsne_problem() if embedding else ""
@@ -214,8 +217,8 @@ def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str
     (n, d), sampled = rows.train.shape, len(rows.sampled_train_indices)
     classes = len(np.unique(rows.train_labels))
     yield (
-        f"{n:,} training rows of {d:,} columns in {classes:,} classes; {len(rows.test_labels):,} test rows"
-        f"{rows.test_origin_clause}."
+        f"{n:,} training rows of {d:,} columns in {classes:,} classes{rows.train_origin_clause}; "
+        f"{len(rows.test_labels):,} test rows{rows.test_origin_clause}."
     )
     sample = "the training rows" if sampled == n else f"{sampled:,} training rows, taken at random"
     yield (

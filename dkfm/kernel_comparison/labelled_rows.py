@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
-from dkfm.errors import InvalidInputError, extract_reason
+from dkfm.errors import BudgetError, InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_label_array
 from dkfm.estimators.fitting.pca import fit_scaler
 from dkfm.execution import memory
@@ -35,7 +35,8 @@ class LabelledRows:
     """Training rows (n, d) and test rows (m, d) with their labels.
 
     `sampled_train_indices` and `plotted_test_indices` are row numbers, at most 2,000
-    each: those of silhouettes, and those of pictures. `test_origin_clause` says how the test rows were chosen.
+    each: those of silhouettes, and those of pictures. `train_origin_clause` and `test_origin_clause` say how the
+    training rows and the test rows were chosen.
     """
 
     train: Rows
@@ -44,26 +45,33 @@ class LabelledRows:
     test_labels: LabelArray
     sampled_train_indices: npt.NDArray[np.intp]
     plotted_test_indices: npt.NDArray[np.intp]
+    train_origin_clause: str
     test_origin_clause: str
 
 
-def load_labelled_rows(X: object, y: object, test: object, test_labels: object, seed: int) -> LabelledRows:
-    """Return training and test rows in memory, with their labels."""
+def load_labelled_rows(
+    X: object, y: object, test: object, test_labels: object, sample: int | None, seed: int
+) -> LabelledRows:
+    """Return training and test rows in memory, with their labels; of X a seeded sample of so many rows, or all."""
+    if sample is not None and (not isinstance(sample, int | np.integer) or sample < 1):
+        raise InvalidInputError(f"sample is a positive number of rows, or None for all of them; got {sample!r:.50}.")
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
     source = _open_source_or_dask(X, "X")
     names = list(source.columns) if isinstance(source, NamedColumns) else None
     n = source.shape[0]
+    numbers = None if sample is None else sample_row_numbers(n, sample, seed)
     # Check the memory of the fit before any row is read.
-    memory.require_factorization_memory(
-        n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "float64s_per_row", 1)
-    )
-    train = _read_rows(source, "X", None)
-    labels = check_label_array(y, train.shape[0], "The comparison")
+    _require_memory(n if numbers is None else len(numbers), getattr(source, "float64s_per_row", 1), test is not None)
+    train = _read_rows(source, "X", numbers)
+    labels, drawn, whole = check_label_array(y, n, "The comparison"), "", "all"
+    if numbers is not None:
+        labels = labels[numbers]
+        drawn, whole = f", of a sample of {len(numbers):,} of {n:,} rows drawn with the seed {seed}", "the sample"
     if test is None:
         kept, rest = _split_row_indices(labels, seed)
         train, others, labels, other_labels = train[kept], train[rest], labels[kept], labels[rest]
-        held_out = f", a quarter of all, which were held out at random with the seed {seed}"
+        held_out = f", a quarter of {whole}, which were held out at random with the seed {seed}"
     else:
         others, other_labels, held_out = _load_test_rows(test, test_labels, train.shape[1], names, seed)
     concatenate_labels(labels, other_labels, "Labels and test labels")
@@ -73,7 +81,15 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
             f"have {len(np.unique(labels)):,} different labels."
         )
     samples = _sample_indices(len(labels), seed), _sample_indices(len(other_labels), seed)
-    return LabelledRows(train, labels, others, other_labels, *samples, held_out)
+    return LabelledRows(train, labels, others, other_labels, *samples, drawn, held_out)
+
+
+def _require_memory(n: int, d: int, has_test_rows: bool) -> None:
+    """Raise a BudgetError unless this process can fit a map to n rows, or to those of them that are not held out."""
+    try:
+        memory.require_factorization_memory(n if has_test_rows else n - int(_TEST_SIZE * n), d)
+    except BudgetError as error:
+        raise BudgetError(f"{error} Or compare on a sample of the rows: sample=, --sample.") from None
 
 
 def standardize_columns(rows: LabelledRows) -> LabelledRows:

@@ -88,6 +88,30 @@ def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp
     assert kept[0].compared[0].discriminants.shape[0] == 30
 
 
+@pytest.mark.parametrize("has_test_rows", [False, True])
+def test_a_sample_is_compared_as_its_rows_alone(rows, monkeypatch, tmp_path, has_test_rows):
+    X, y, Z, t = rows
+    monkeypatch.setattr(labelled_rows, "_READ_ROWS", 33)
+    np.save(tmp_path / "x.npy", X)
+    given = {"test": Z, "test_labels": np.array([f"digit {label}" for label in t])} if has_test_rows else {}
+    found = [
+        dkfm.compare_kernels([K1], source, y, sample=120, random_state=3, **given)
+        for source in (X, da.from_array(X, chunks=17), tmp_path / "x.npy")
+    ]
+    numbers = np.sort(np.random.default_rng(3).choice(200, 120, replace=False))
+    expected = dkfm.compare_kernels([K1], X[numbers], y[numbers], random_state=3, **given)
+    assert figures(found[0]) == figures(found[1]) == figures(found[2]) == figures(expected)
+    kept = "120 training" if has_test_rows else "90 training"
+    origin = "100 test rows." if has_test_rows else "30 test rows, a quarter of the sample, which"
+    assert (
+        f"{kept} rows of 64 columns in 3 classes, of a sample of 120 of 200 rows drawn with the seed 3; {origin}"
+        in str(found[0])
+    )
+    whole = dkfm.compare_kernels([K1], X, y, sample=200, **given)
+    assert figures(whole) == figures(dkfm.compare_kernels([K1], X, y, **given))
+    assert "sample of" not in str(whole)
+
+
 def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
     X, y = rows[:2]
     found = dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0), "good": K1, "gram": "precomputed"}, X, y)
@@ -113,6 +137,8 @@ def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
         ({"test": np.zeros((5, 64)), "test_labels": ["a"] * 4}, "for each of 5 rows, and has 4"),
         ({"test": np.zeros((5, 64)), "test_labels": np.zeros(5, int)}, "of one kind"),
         ({"X": np.full((200, 64), np.nan)}, "NaN"),
+        ({"sample": 0}, "a positive number of rows, or None for all of them; got 0"),
+        ({"sample": 0.5}, "got 0.5"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(rows, change, said):
@@ -126,8 +152,10 @@ def test_rows_that_are_too_many_for_a_gram_matrix_are_refused_before_they_are_re
         raise AssertionError("a row was read")
 
     rows = da.map_blocks(never, chunks=((10_000,) * 10, (3,)), dtype=float, meta=np.empty((0, 0)))
-    with pytest.raises(BudgetError, match="75000 training rows"):
+    with pytest.raises(BudgetError, match=r"75000 training rows.*compare on a sample of the rows"):
         dkfm.compare_kernels([K1], rows, np.zeros(100_000, int))
+    with pytest.raises(AssertionError, match="a row was read"):
+        dkfm.compare_kernels([K1], rows, np.zeros(100_000, int), sample=100)
 
 
 @pytest.mark.slow
@@ -184,5 +212,5 @@ def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install
 def test_the_memory_of_a_comparison_is_checked_with_the_values_of_a_row(monkeypatch, rng):
     checked = []
     monkeypatch.setattr(labelled_rows.memory, "require_factorization_memory", lambda *sizes: checked.append(sizes))
-    labelled_rows.load_labelled_rows(rng.normal(size=(40, 7)), np.arange(40) % 2, None, None, 0)
+    labelled_rows.load_labelled_rows(rng.normal(size=(40, 7)), np.arange(40) % 2, None, None, None, 0)
     assert checked == [(30, 7)]
