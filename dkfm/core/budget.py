@@ -247,7 +247,7 @@ def eigendecomposition_seconds(n: int, squares: int = EIGENVECTOR_SQUARES) -> fl
 
 def cholesky_seconds(n: int) -> float:
     """Predict the seconds to factorize an N x N Gram matrix without pivots, and to solve a few systems with it."""
-    return n**3 / 1e11
+    return 1.1 * n**3 / 6 * PRODUCT_SECONDS / cpus.COUNT
 
 
 def factor_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) -> int:

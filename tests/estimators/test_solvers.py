@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import dkfm
 from dkfm.errors import InvalidInputError, NotSupportedError
@@ -74,10 +75,30 @@ def test_the_plan_says_which_way_is_taken(X, estimator, request):
     assert plan.method == "systems by conjugate gradients, or a Cholesky factor in tiles on disk"
     tiled, gradients = (dkfm.plan_fit(estimator.set_params(solver=solver), X) for solver in ("tiled", "cg"))
     assert tiled.method == "systems by a Cholesky factor in tiles on disk"
-    assert (gradients.method, gradients.disk_bytes) == ("systems by conjugate gradients", 0)
+    assert gradients.method == "systems by conjugate gradients, if some 30 products are enough"
+    assert gradients.disk_bytes == 0
     assert plan.seconds >= max(tiled.seconds, 0) > 0
     assert plan.disk_bytes == tiled.disk_bytes == 8 * 60 * 60 * 15
     estimator.set_params(solver="auto")
+
+
+@pytest.mark.parametrize("estimator", [dkfm.KernelRidge(1.0, **WORDS), dkfm.KernelFisher(**WORDS)])
+def test_a_plan_of_many_rows_names_conjugate_gradients_beside_a_factor_in_memory(estimator):
+    shape = (6000, 5)
+    plan, by_gradients = (dkfm.plan_fit(clone(estimator).set_params(solver=s), shape) for s in ("auto", "cg"))
+    (other,) = plan.alternatives
+    assert other.method == f'with solver="cg", {by_gradients.method}'
+    assert other.memory_bytes == by_gradients.memory_bytes < plan.memory_bytes
+    assert other.model_bytes == by_gradients.model_bytes == plan.model_bytes
+    assert other.seconds == pytest.approx(by_gradients.seconds)
+    assert 'or      with solver="cg", systems by ' in str(plan)
+    assert dkfm.plan_fit(clone(estimator).set_params(solver="dense"), shape).alternatives == ()
+    assert dkfm.plan_fit(estimator, (2000, 5)).alternatives == ()
+
+
+@pytest.mark.parametrize("options", [{"alpha": "loo"}, {"leave_one_out": True}])
+def test_a_plan_names_no_way_that_does_not_serve(options):
+    assert dkfm.plan_fit(dkfm.KernelRidge(1.0, **WORDS).set_params(**options), (6000, 5)).alternatives == ()
 
 
 def test_a_plan_of_many_penalties_counts_their_factors():

@@ -74,6 +74,7 @@ def resolve_gram_folder(estimator: Any) -> str:
 
 
 def replace_model_bytes(plan: FitPlan, components: object) -> FitPlan:
-    """Return a plan whose model has some columns of weights, at most as many as rows."""
+    """Return a plan whose model, in all its ways, has some columns of weights, at most as many as rows."""
     width = components if isinstance(components, int) else plan.rows
-    return replace(plan, model_bytes=8 * plan.rows * (plan.columns + min(width, plan.rows)))
+    others = tuple(replace_model_bytes(other, components) for other in plan.alternatives)
+    return replace(plan, model_bytes=8 * plan.rows * (plan.columns + min(width, plan.rows)), alternatives=others)

@@ -25,6 +25,9 @@ from dkfm.numerics.supervised import ridge, shrinkage
 _TYPICAL_PRODUCTS = 30
 """Number of products of conjugate gradients, which only a fit finds."""
 
+_MIN_ALTERNATIVE_ROWS = 4000
+"""Least number of rows at which a plan names another way: with fewer, none saves a second or much memory."""
+
 _CERTIFIED_PRODUCTS = 2000
 """Products of a row of kernel values with weights that the certificate of a map takes, about."""
 
@@ -78,15 +81,18 @@ def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPl
     require_supported_solver(estimator.solver, reason)
     has_memory = has_gram_memory(rows.n, rows.d, rows.kernel)
     if not reason and (estimator.solver in ("tiled", "cg") or (estimator.solver == "auto" and not has_memory)):
-        return _plan_without_gram(estimator, rows, systems)
+        return _plan_without_gram(estimator, rows, systems, estimator.solver)
     factors = systems.n_matrices * (1 + systems.needs_inverse_diagonal)
     squares = budget.EIGENVECTOR_SQUARES if by_eigenvalues else 1
     seconds = budget.eigendecomposition_seconds(rows.n) if by_eigenvalues else factors * budget.cholesky_seconds(rows.n)
     what = "all eigenvectors" if by_eigenvalues else "a Cholesky factor"
     peak = 0 if by_eigenvalues else rows.estimate_fit_bytes(budget.EIGENVECTOR_SQUARES)
-    return plan_fit_with_gram(
-        estimator, rows, what, squares, seconds, peak=peak if peak <= memory.clear_caches_and_measure_memory() else 0
-    )
+    peak = peak if peak <= memory.clear_caches_and_measure_memory() else 0
+    plan = plan_fit_with_gram(estimator, rows, what, squares, seconds, peak=peak)
+    if reason or estimator.solver != "auto" or systems.needs_inverse_diagonal or rows.n < _MIN_ALTERNATIVE_ROWS:
+        return plan
+    other = _plan_without_gram(estimator, rows, systems, "cg")
+    return replace(plan, alternatives=(replace(other, method=f'with solver="cg", {other.method}'),))
 
 
 @dataclass(frozen=True)
@@ -137,19 +143,19 @@ def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     )
 
 
-def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPlan:
+def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems, solver: str) -> FitPlan:
     """Return the plan of systems without a Gram matrix in memory; of "auto", that of the slower way."""
     n, d, kernel, columns = rows.n, rows.d, rows.kernel, systems.columns
     product = iterative_solver.product_seconds(kernel, n, d, columns, rows.threads)
     seconds = 2 * n * n * product_costs.value_seconds(kernel, d) / cpus.COUNT  # the certificate
     tried = max(0, iterative_solver.count_affordable_products(kernel, n, d, columns, rows.threads))
     ways, disk, each = [], 0, 0
-    if estimator.solver != "tiled" and not systems.needs_inverse_diagonal:
+    if solver != "tiled" and not systems.needs_inverse_diagonal:
         ways.append("conjugate gradients")
         seconds += iterative_solver.preconditioner_seconds(kernel, n, d)
-        products = _TYPICAL_PRODUCTS if estimator.solver == "cg" else min(tried, _TYPICAL_PRODUCTS)
+        products = _TYPICAL_PRODUCTS if solver == "cg" else min(tried, _TYPICAL_PRODUCTS)
         seconds += systems.n_matrices * product * products
-    if estimator.solver != "cg":
+    if solver != "cg":
         factor = _plan_factor(estimator, rows)
         ways.append("a Cholesky factor in tiles on disk")
         each = factor.task_bytes
@@ -166,11 +172,12 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems) -> 
     need = budget.tiled_system_bytes(n, d, columns, tasks, kernel.peak_blocks, kernel.landmark_copies)
     if "conjugate gradients" in ways:
         need += iterative_solver.preconditioner_bytes(n)
+    enough = f", if some {_TYPICAL_PRODUCTS} products are enough"
     return FitPlan(
         rows=n,
         columns=d,
         landmarks=n,
-        method=f"systems by {', or '.join(ways)}",
+        method=f"systems by {', or '.join(ways)}{enough if solver == 'cg' else ''}",
         memory_bytes=need,
         available_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=need,
