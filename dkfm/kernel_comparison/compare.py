@@ -24,6 +24,9 @@ Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
 _MAX_BLOCK_VALUES = 2**22
 """Largest number of distances from test rows to all training rows computed at once: 32 MB."""
 
+_LONG_SECONDS = 600.0
+"""Predicted seconds from which on the log says how to compare fewer rows."""
+
 _FIT_FACTOR = 1.5
 """Time that all measurements of a kernel take, divided by that of its Gram matrix and eigenvectors."""
 
@@ -123,6 +126,7 @@ def _log_comparison(rows: LabelledRows, kernels: int) -> None:
     fit_seconds = budget.gram_seconds(n, d, cpus.COUNT) + budget.eigendecomposition_seconds(n)
     seconds = kernels * _FIT_FACTOR * fit_seconds
     text = f"{kernels:,} kernels on {n:,} training and {tested:,} test rows of {d:,} columns in this process"
+    text += "; fewer rows with sample= (--sample)" if seconds > _LONG_SECONDS else ""
     log_stage("compare", text, seconds=seconds, kernels=kernels, rows=n, columns=d, test_rows=tested)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core import budget
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
-from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
+from dkfm.core.rows import Rows, as_float64, as_rows, require_finite, stack_rows
 from dkfm.errors import BudgetError, InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_label_array
 from dkfm.estimators.fitting.pca import fit_scaler
@@ -16,7 +17,7 @@ from dkfm.execution import memory
 from dkfm.gram.training_data import compute_lazy_frame
 from dkfm.kernel_comparison.result import LabelArray
 from dkfm.plotting.data import concatenate_labels, read_matrix_shape, require_length, sample_row_numbers
-from dkfm.sources.base import NamedColumns, read_finite
+from dkfm.sources.base import NamedColumns, Source, read_finite
 from dkfm.sources.opening import open_source
 
 MAX_TEST_ROWS = 10_000
@@ -53,7 +54,7 @@ def load_labelled_rows(
     X: object, y: object, test: object, test_labels: object, sample: int | None, seed: int
 ) -> LabelledRows:
     """Return training and test rows in memory, with their labels; of X a seeded sample of so many rows, or all."""
-    if sample is not None and (not isinstance(sample, int | np.integer) or sample < 1):
+    if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 1):
         raise InvalidInputError(f"sample is a positive number of rows, or None for all of them; got {sample!r:.50}.")
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
@@ -62,7 +63,9 @@ def load_labelled_rows(
     n = source.shape[0]
     numbers = None if sample is None else sample_row_numbers(n, sample, seed)
     # Check the memory of the fit before any row is read.
-    _require_memory(n if numbers is None else len(numbers), getattr(source, "float64s_per_row", 1), test is not None)
+    kept_rows = n if numbers is None else len(numbers)
+    kept_rows -= int(_TEST_SIZE * kept_rows) if test is None else 0
+    _require_memory(kept_rows, getattr(source, "float64s_per_row", 1))
     train = _read_rows(source, "X", numbers)
     labels, drawn, whole = check_label_array(y, n, "The comparison"), "", "all"
     if numbers is not None:
@@ -84,12 +87,14 @@ def load_labelled_rows(
     return LabelledRows(train, labels, others, other_labels, *samples, drawn, held_out)
 
 
-def _require_memory(n: int, d: int, has_test_rows: bool) -> None:
-    """Raise a BudgetError unless this process can fit a map to n rows, or to those of them that are not held out."""
-    try:
-        memory.require_factorization_memory(n if has_test_rows else n - int(_TEST_SIZE * n), d)
-    except BudgetError as error:
-        raise BudgetError(f"{error} Or compare on a sample of the rows: sample=, --sample.") from None
+def _require_memory(n: int, d: int) -> None:
+    """Raise a BudgetError unless this process can fit a map to n rows of d values."""
+    if not memory.has_factorization_memory(n, d):
+        most = budget.largest_n_within(memory.clear_caches_and_measure_memory(), d)
+        raise BudgetError(
+            f"A comparison fits maps to all {n:,} training rows, and this process has memory for {most:,}; compare on "
+            "a sample of the rows (sample=, --sample)."
+        )
 
 
 def standardize_columns(rows: LabelledRows) -> LabelledRows:
@@ -136,8 +141,16 @@ def _read_rows(data: object, name: str, numbers: npt.NDArray[np.intp] | None) ->
     for piece in row_slices(n, _READ_ROWS):
         selected = numbers[(numbers >= piece.start) & (numbers < piece.stop)]
         if len(selected):
-            parts.append(as_float64(read_finite(source, piece)[selected - piece.start]))
+            parts.append(as_float64(_read_finite_rows(source, piece, selected)))
     return stack_rows(parts)
+
+
+def _read_finite_rows(source: Source, piece: slice, numbers: npt.NDArray[np.intp]) -> Rows:
+    """Return the numbered rows of a piece of a source; raise an InvalidInputError if one of them is not finite."""
+    rows: Rows = source.read(piece)[numbers - piece.start]
+    columns = source.columns if isinstance(source, NamedColumns) else None
+    require_finite(rows, source.name, lambda row: source.locate_row(int(numbers[row])), columns)
+    return rows
 
 
 def _sample_indices(n: int, seed: int) -> npt.NDArray[np.intp]:
@@ -153,5 +166,7 @@ def _split_row_indices(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.in
         kept, rest = train_test_split(np.arange(len(labels)), test_size=_TEST_SIZE, stratify=labels, random_state=seed)
     except ValueError as error:
         reason = extract_reason(error)
-        raise InvalidInputError(f"A quarter of the rows cannot be held out: {reason}; give test rows.") from None
+        raise InvalidInputError(
+            f"A quarter of the rows cannot be held out: {reason}; give test rows, or more rows of each class."
+        ) from None
     return np.sort(kept), np.sort(rest)

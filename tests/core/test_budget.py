@@ -33,6 +33,13 @@ def test_the_tile_that_is_recommended_fits(available, d, blocks, copies):
     assert budget.gram_task_bytes(rows + 2, d, blocks, copies) > available
 
 
+def test_a_factor_in_memory_takes_the_time_of_one_in_tiles_without_what_is_written(monkeypatch):
+    written = 8 * 20_000**2 / 2 / budget.WRITE_BYTES
+    for cores in (1, 4):
+        monkeypatch.setattr(budget.cpus, "COUNT", cores)
+        assert budget.cholesky_seconds(20_000) == pytest.approx(budget.factor_seconds(20_000, cores) - written / cores)
+
+
 @given(st.integers(-(2**40), 0))
 def test_where_no_memory_is_left_one_row_is_recommended(available):
     assert budget.tile_rows_within(available, 3) == 1

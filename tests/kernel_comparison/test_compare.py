@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 import dkfm
 from dkfm import kernels
 from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
-from dkfm.kernel_comparison import labelled_rows, tsne_embedding
+from dkfm.kernel_comparison import compare, labelled_rows, tsne_embedding
 from helpers.compared_digits import K1, NAMES, Parsed
 
 
@@ -107,9 +107,24 @@ def test_a_sample_is_compared_as_its_rows_alone(rows, monkeypatch, tmp_path, has
         f"{kept} rows of 64 columns in 3 classes, of a sample of 120 of 200 rows drawn with the seed 3; {origin}"
         in str(found[0])
     )
+    holed = np.full(X.shape, np.nan)
+    holed[numbers] = X[numbers]
+    assert figures(dkfm.compare_kernels([K1], holed, y, sample=120, random_state=3, **given)) == figures(expected)
+    holed[numbers[5], 2] = np.nan
+    with pytest.raises(InvalidInputError, match=rf"row {numbers[5]} contains NaN"):
+        dkfm.compare_kernels([K1], holed, y, sample=120, random_state=3, **given)
     whole = dkfm.compare_kernels([K1], X, y, sample=200, **given)
     assert figures(whole) == figures(dkfm.compare_kernels([K1], X, y, **given))
     assert "sample of" not in str(whole)
+
+
+def test_the_log_of_a_long_comparison_says_how_to_compare_fewer_rows(rows, monkeypatch, caplog):
+    caplog.set_level("INFO", "dkfm")
+    for limit, is_long in ((600.0, False), (0.0, True)):
+        monkeypatch.setattr(compare, "_LONG_SECONDS", limit)
+        caplog.clear()
+        dkfm.compare_kernels([K1], *rows[:2])
+        assert ("in this process; fewer rows with sample= (--sample)" in caplog.text) == is_long
 
 
 def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
@@ -139,6 +154,7 @@ def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
         ({"X": np.full((200, 64), np.nan)}, "NaN"),
         ({"sample": 0}, "a positive number of rows, or None for all of them; got 0"),
         ({"sample": 0.5}, "got 0.5"),
+        ({"sample": True}, "got True"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(rows, change, said):
@@ -152,7 +168,9 @@ def test_rows_that_are_too_many_for_a_gram_matrix_are_refused_before_they_are_re
         raise AssertionError("a row was read")
 
     rows = da.map_blocks(never, chunks=((10_000,) * 10, (3,)), dtype=float, meta=np.empty((0, 0)))
-    with pytest.raises(BudgetError, match=r"75000 training rows.*compare on a sample of the rows"):
+    with pytest.raises(
+        BudgetError, match=r"all 75,000 training rows, .* memory for .*; compare on a sample of the rows"
+    ):
         dkfm.compare_kernels([K1], rows, np.zeros(100_000, int))
     with pytest.raises(AssertionError, match="a row was read"):
         dkfm.compare_kernels([K1], rows, np.zeros(100_000, int), sample=100)
@@ -211,6 +229,6 @@ def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install
 
 def test_the_memory_of_a_comparison_is_checked_with_the_values_of_a_row(monkeypatch, rng):
     checked = []
-    monkeypatch.setattr(labelled_rows.memory, "require_factorization_memory", lambda *sizes: checked.append(sizes))
+    monkeypatch.setattr(labelled_rows.memory, "has_factorization_memory", lambda *sizes: not checked.append(sizes))
     labelled_rows.load_labelled_rows(rng.normal(size=(40, 7)), np.arange(40) % 2, None, None, None, 0)
     assert checked == [(30, 7)]

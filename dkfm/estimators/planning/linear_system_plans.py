@@ -20,13 +20,24 @@ from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.gram import build, matrix_free, product_costs
 from dkfm.gram.linear_systems import iterative_solver, tile_store, tiled_inverse_factor, tiled_solves
+from dkfm.kernels.base import Definiteness
+from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.supervised import ridge, shrinkage
 
 _TYPICAL_PRODUCTS = 30
 """Number of products of conjugate gradients, which only a fit finds."""
 
-_MIN_ALTERNATIVE_ROWS = 4000
-"""Least number of rows at which a plan names another way: with fewer, none saves a second or much memory."""
+_MIN_ALTERNATIVE_ROWS = 5000
+"""Least number of rows at which a plan names another way: with fewer, none saves more than a second."""
+
+_ROWS_PER_COLUMN = 50
+"""Rows for each column, below which products take longer than a Cholesky factor."""
+
+_MIN_PENALTY = 1e-3
+"""Least penalty, as a share of the mean k(x, x), at which a plan names conjugate gradients: a smaller takes many."""
+
+_SCALE_ROWS = 64
+"""Rows of the sample whose mean k(x, x) a penalty is compared with."""
 
 _CERTIFIED_PRODUCTS = 2000
 """Products of a row of kernel values with weights that the certificate of a map takes, about."""
@@ -40,7 +51,9 @@ def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     options = estimator._discriminant_options()
     decomposes = discriminants.is_eigendecomposition_needed(options, rows.kernel)
     reason = discriminants.why_gram(options, rows.kernel)
-    plan = _plan_systems(estimator, rows, _Systems(reason, decomposes, TYPICAL_CLASSES + 1, 1, False))
+    plan = _plan_systems(
+        estimator, rows, _Systems(reason, decomposes, TYPICAL_CLASSES + 1, 1, False, options.shrinkage or 0.0)
+    )
     choice_seconds = shrinkage.predict_choice_seconds(rows.n) if options.shrinkage is None else 0.0
     plan = replace(plan, seconds=plan.seconds + choice_seconds)
     return replace_model_bytes(plan, estimator.n_components or TYPICAL_CLASSES)
@@ -55,7 +68,8 @@ def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
     if penalties is not None:
         reason = ridge.why_eigenvalues(penalties, np.ones(rows.n), options.on_indefinite)
     factors = 1 if penalties is None else len(np.unique(penalties))
-    systems = _Systems(reason, bool(reason), columns, factors, bool(options.leave_one_out))
+    least = 0.0 if reason or penalties is None else float(penalties.min()) / _estimate_mean_diagonal(rows)
+    systems = _Systems(reason, bool(reason), columns, factors, bool(options.leave_one_out), least)
     return replace_model_bytes(_plan_systems(estimator, rows, systems), columns)
 
 
@@ -73,6 +87,14 @@ class _Systems:
     """Number of matrices, one for each penalty."""
     needs_inverse_diagonal: bool
     """Whether the diagonal of the inverse is needed."""
+    least_penalty: float
+    """Smallest penalty, as a share of the mean k(x, x)."""
+
+
+def _estimate_mean_diagonal(rows: PlannedRows) -> float:
+    """Return the mean k(x, x) of a sample of the rows; 1 if only their number is known."""
+    sample = rows.read_sample(_SCALE_ROWS)
+    return 1.0 if sample is None else float(np.mean(sample.kernel.evaluate_diagonal(sample.indexable_rows))) or 1.0
 
 
 def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPlan:
@@ -89,10 +111,20 @@ def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPl
     peak = 0 if by_eigenvalues else rows.estimate_fit_bytes(budget.EIGENVECTOR_SQUARES)
     peak = peak if peak <= memory.clear_caches_and_measure_memory() else 0
     plan = plan_fit_with_gram(estimator, rows, what, squares, seconds, peak=peak)
-    if reason or estimator.solver != "auto" or systems.needs_inverse_diagonal or rows.n < _MIN_ALTERNATIVE_ROWS:
+    if reason or estimator.solver != "auto" or not _may_save_time_by_products(rows, systems):
         return plan
     other = _plan_without_gram(estimator, rows, systems, "cg")
-    return replace(plan, alternatives=(replace(other, method=f'with solver="cg", {other.method}'),))
+    other = replace(other, method=f'with solver="cg", {other.method}')
+    saves = other.seconds < plan.seconds and other.memory_bytes < plan.memory_bytes
+    return replace(plan, alternatives=(other,)) if saves else plan
+
+
+def _may_save_time_by_products(rows: PlannedRows, systems: _Systems) -> bool:
+    """Return whether conjugate gradients may take less time than a factor in memory, without a value of the kernel."""
+    is_wide = rows.d * _ROWS_PER_COLUMN > rows.n
+    is_known = rows.kernel.definiteness is Definiteness.PSD and is_code_free(rows.kernel)
+    is_quick = systems.least_penalty >= _MIN_PENALTY and not systems.needs_inverse_diagonal
+    return rows.n >= _MIN_ALTERNATIVE_ROWS and is_quick and is_known and not is_wide
 
 
 @dataclass(frozen=True)
@@ -172,7 +204,7 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems, sol
     need = budget.tiled_system_bytes(n, d, columns, tasks, kernel.peak_blocks, kernel.landmark_copies)
     if "conjugate gradients" in ways:
         need += iterative_solver.preconditioner_bytes(n)
-    enough = f", if some {_TYPICAL_PRODUCTS} products are enough"
+    enough = f", if some {_TYPICAL_PRODUCTS} products are enough (a small penalty takes many more)"
     return FitPlan(
         rows=n,
         columns=d,

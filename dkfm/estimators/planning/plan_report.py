@@ -37,7 +37,7 @@ class FitPlan:
     seconds : float
         Predicted seconds; of a rank that only the fit finds, at most.
     alternatives : tuple of FitPlan
-        Plans of other ways to the same model, which fit in less memory, or take longer.
+        Plans of other ways to the same model, which take another time or memory.
     is_forecast : bool
         Whether the rank is estimated from a sample of the rows, and memory, model and time with it: the fit may take
         more or less.
