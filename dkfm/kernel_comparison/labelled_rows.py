@@ -92,7 +92,7 @@ def _require_memory(n: int, d: int) -> None:
     if not memory.has_factorization_memory(n, d):
         most = budget.largest_n_within(memory.clear_caches_and_measure_memory(), d)
         raise BudgetError(
-            f"A comparison fits maps to all {n:,} training rows, and this process has memory for {most:,}; compare on "
+            f"A comparison fits maps to all {n:,} training rows, and this process has room for {most:,}; compare on "
             "a sample of the rows (sample=, --sample)."
         )
 

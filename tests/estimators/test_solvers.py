@@ -132,6 +132,7 @@ def test_a_penalty_is_small_beside_the_values_of_the_kernel(rng, monkeypatch):
     for scale, count in ((1.0, 1), (1e4, 0)):
         plan = dkfm.plan_fit(dkfm.KernelRidge(1.0, kernel=scale * Gaussian(0.3)), X)
         assert len(plan.alternatives) == count
+    assert dkfm.plan_fit(dkfm.KernelRidge(1.0, kernel=Function(never_called)), X).alternatives == ()
 
 
 def test_a_plan_of_many_penalties_counts_their_factors():

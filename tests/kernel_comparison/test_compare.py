@@ -168,9 +168,7 @@ def test_rows_that_are_too_many_for_a_gram_matrix_are_refused_before_they_are_re
         raise AssertionError("a row was read")
 
     rows = da.map_blocks(never, chunks=((10_000,) * 10, (3,)), dtype=float, meta=np.empty((0, 0)))
-    with pytest.raises(
-        BudgetError, match=r"all 75,000 training rows, .* memory for .*; compare on a sample of the rows"
-    ):
+    with pytest.raises(BudgetError, match=r"all 75,000 training rows, .* room for .*; compare on a sample of the rows"):
         dkfm.compare_kernels([K1], rows, np.zeros(100_000, int))
     with pytest.raises(AssertionError, match="a row was read"):
         dkfm.compare_kernels([K1], rows, np.zeros(100_000, int), sample=100)

@@ -51,9 +51,8 @@ def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     options = estimator._discriminant_options()
     decomposes = discriminants.is_eigendecomposition_needed(options, rows.kernel)
     reason = discriminants.why_gram(options, rows.kernel)
-    plan = _plan_systems(
-        estimator, rows, _Systems(reason, decomposes, TYPICAL_CLASSES + 1, 1, False, options.shrinkage or 0.0)
-    )
+    systems = _Systems(reason, decomposes, TYPICAL_CLASSES + 1, 1, False, options.shrinkage or 0.0, True)
+    plan = _plan_systems(estimator, rows, systems)
     choice_seconds = shrinkage.predict_choice_seconds(rows.n) if options.shrinkage is None else 0.0
     plan = replace(plan, seconds=plan.seconds + choice_seconds)
     return replace_model_bytes(plan, estimator.n_components or TYPICAL_CLASSES)
@@ -68,8 +67,8 @@ def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
     if penalties is not None:
         reason = ridge.why_eigenvalues(penalties, np.ones(rows.n), options.on_indefinite)
     factors = 1 if penalties is None else len(np.unique(penalties))
-    least = 0.0 if reason or penalties is None else float(penalties.min()) / _estimate_mean_diagonal(rows)
-    systems = _Systems(reason, bool(reason), columns, factors, bool(options.leave_one_out), least)
+    least = 0.0 if penalties is None else float(penalties.min())
+    systems = _Systems(reason, bool(reason), columns, factors, bool(options.leave_one_out), least, False)
     return replace_model_bytes(_plan_systems(estimator, rows, systems), columns)
 
 
@@ -88,13 +87,15 @@ class _Systems:
     needs_inverse_diagonal: bool
     """Whether the diagonal of the inverse is needed."""
     least_penalty: float
-    """Smallest penalty, as a share of the mean k(x, x)."""
+    """Smallest penalty."""
+    is_penalty_relative: bool
+    """Whether penalties are shares of the mean k(x, x)."""
 
 
 def _estimate_mean_diagonal(rows: PlannedRows) -> float:
     """Return the mean k(x, x) of a sample of the rows; 1 if only their number is known."""
     sample = rows.read_sample(_SCALE_ROWS)
-    return 1.0 if sample is None else float(np.mean(sample.kernel.evaluate_diagonal(sample.indexable_rows))) or 1.0
+    return 1.0 if sample is None else float(np.mean(sample.kernel.evaluate_diagonal(sample.indexable_rows)))
 
 
 def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPlan:
@@ -120,11 +121,13 @@ def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPl
 
 
 def _may_save_time_by_products(rows: PlannedRows, systems: _Systems) -> bool:
-    """Return whether conjugate gradients may take less time than a factor in memory, without a value of the kernel."""
+    """Return whether conjugate gradients may take less time than a factor in memory; call no code of the user's."""
     is_wide = rows.d * _ROWS_PER_COLUMN > rows.n
     is_known = rows.kernel.definiteness is Definiteness.PSD and is_code_free(rows.kernel)
-    is_quick = systems.least_penalty >= _MIN_PENALTY and not systems.needs_inverse_diagonal
-    return rows.n >= _MIN_ALTERNATIVE_ROWS and is_quick and is_known and not is_wide
+    if rows.n < _MIN_ALTERNATIVE_ROWS or is_wide or systems.needs_inverse_diagonal or not is_known:
+        return False
+    scale = 1.0 if systems.is_penalty_relative else _estimate_mean_diagonal(rows)
+    return systems.least_penalty >= _MIN_PENALTY * scale
 
 
 @dataclass(frozen=True)
