@@ -17,6 +17,7 @@ from dkfm.kernels.parameters import coerce_to_positive_float
 class _HistogramKernel(PreparedKernel):
     """Base class of kernels that raise an error for negative numbers."""
 
+    supports_float32 = supports_out = True
     _sum_name: ClassVar[str]
     """Name of the sum over the columns."""
 
@@ -63,7 +64,6 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
     """
 
     gamma: float = 1.0
-    supports_float32 = True
     _sum_name = "chi_squared"
 
     def __post_init__(self) -> None:
@@ -73,8 +73,8 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
         """Check the landmarks once."""
         right = self._require_non_negative(landmarks)
 
-        def block(Z: Array) -> Array:
-            exponent = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right)
+        def block(Z: Array, out: Array | None = None, /) -> Array:
+            exponent = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right, out)
             exponent *= -self.gamma
             return exp_without_subnormals_in_place(exponent)
 
@@ -98,7 +98,6 @@ class AdditiveChiSquared(_HistogramKernel):
     array([[-0.6667]])
     """
 
-    supports_float32 = True
     definiteness = Definiteness.CONDITIONAL
     _sum_name = "chi_squared"
 
@@ -106,8 +105,8 @@ class AdditiveChiSquared(_HistogramKernel):
         """Check the landmarks once."""
         right = self._require_non_negative(landmarks)
 
-        def block(Z: Array) -> Array:
-            values = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right)
+        def block(Z: Array, out: Array | None = None, /) -> Array:
+            values = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right, out)
             return np.negative(values, out=values)
 
         return block
@@ -135,13 +134,12 @@ class HistogramIntersection(_HistogramKernel):
     array([[0.5]])
     """
 
-    supports_float32 = True
     _sum_name = "minimum"
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""
         right = self._require_non_negative(landmarks)
-        return lambda Z: columnwise_sums.sum_minima(self._require_non_negative(Z), right)
+        return lambda Z, out=None, /: columnwise_sums.sum_minima(self._require_non_negative(Z), right, out)
 
     def diagonal(self, X: Array) -> Array:
         """Return the sum of each row."""
@@ -166,15 +164,14 @@ class JensenShannon(_HistogramKernel):
     array([[0.6887]])
     """
 
-    supports_float32 = True
     _sum_name = "mixture"
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""
         right = self._require_non_negative(landmarks)
 
-        def block(Z: Array) -> Array:
-            values = columnwise_sums.sum_mixture_entropies(self._require_non_negative(Z), right)
+        def block(Z: Array, out: Array | None = None, /) -> Array:
+            values = columnwise_sums.sum_mixture_entropies(self._require_non_negative(Z), right, out)
             values /= 2 * log(2)
             return values
 

@@ -53,13 +53,16 @@ def sum_absolute_differences(X: Array, Y: Array, out: Array | None = None) -> Ar
     return _fill_block("absolute", X, Y, fallback, out)
 
 
-def sum_minima(X: Array, Y: Array) -> Array:
-    """Return ``sum_j min(x_j, y_j)`` of all pairs, (n, m)."""
-    return _fill_block("minimum", X, Y, lambda rows: _sum_by_rows(np.minimum, rows, Y))
+def sum_minima(X: Array, Y: Array, out: Array | None = None) -> Array:
+    """Return ``sum_j min(x_j, y_j)`` of all pairs, (n, m), in `out` if it fits."""
+    return _fill_block("minimum", X, Y, lambda rows: _sum_by_rows(np.minimum, rows, Y), out)
 
 
-def sum_chi_squared_terms(X: Array, Y: Array) -> Array:
-    """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows, (n, m)."""
+def sum_chi_squared_terms(X: Array, Y: Array, out: Array | None = None) -> Array:
+    """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows, (n, m).
+
+    They are in `out` if it fits.
+    """
 
     def terms(x: Array, y: Array) -> Array:
         difference, values = x - y, x + y
@@ -70,11 +73,14 @@ def sum_chi_squared_terms(X: Array, Y: Array) -> Array:
         values *= difference
         return values
 
-    return _fill_block("chi_squared", X, Y, lambda rows: _sum_by_rows(terms, rows, Y))
+    return _fill_block("chi_squared", X, Y, lambda rows: _sum_by_rows(terms, rows, Y), out)
 
 
-def sum_mixture_entropies(X: Array, Y: Array) -> Array:
-    """Return ``-sum_j (x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j)))`` of all pairs, with 0 log 0 = 0."""
+def sum_mixture_entropies(X: Array, Y: Array, out: Array | None = None) -> Array:
+    """Return ``-sum_j (x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j)))`` of all pairs, with 0 log 0 = 0.
+
+    They are in `out` if it fits.
+    """
 
     def terms(x: Array, y: Array) -> Array:
         # With s <= l, a term is (l + s) log(1 + s / l) - s log(s / l), a sum without cancellation.
@@ -89,7 +95,7 @@ def sum_mixture_entropies(X: Array, Y: Array) -> Array:
             values[tiny] += smaller[tiny] * (np.log(larger[tiny]) - np.log(smaller[tiny]))
         return values
 
-    return _fill_block("mixture", X, Y, lambda rows: _sum_by_rows(terms, rows, Y))
+    return _fill_block("mixture", X, Y, lambda rows: _sum_by_rows(terms, rows, Y), out)
 
 
 def _fill_block(name: str, X: Array, Y: Array, fallback: Callable[[Array], Array], out: Array | None = None) -> Array:
