@@ -103,6 +103,29 @@ def test_a_plan_of_many_rows_names_conjugate_gradients_if_they_save_time(estimat
     assert dkfm.plan_fit(estimator, shape).alternatives == ()
 
 
+@pytest.mark.parametrize(
+    ("estimator", "classes"),
+    [
+        (dkfm.KernelRidge(1.0, kernel="rbf"), 0),
+        (dkfm.KernelRidge("loo", kernel="rbf"), 0),
+        (dkfm.KernelRidge(1.0, kernel="rbf", leave_one_out=True), 0),
+        (dkfm.KernelRidgeClassifier(1.0, kernel="rbf"), 10),
+        (dkfm.KernelFisher(kernel="rbf"), 10),
+        (dkfm.KernelFisher(2, kernel="rbf"), 10),
+        (dkfm.KernelPCA(40, kernel="rbf"), 0),
+        (dkfm.KernelPCA(40, kernel="rbf", eigen_solver="dense"), 0),
+    ],
+    ids=repr,
+)
+def test_the_model_of_a_plan_is_as_large_as_the_saved_one(estimator, classes, rng, tmp_path):
+    X = rng.normal(size=(1000, 10))
+    y = np.arange(1000) % classes if classes else X[:, 0]
+    clone(estimator).fit(X, y).save(tmp_path / "m")
+    values = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and "c" in path.parts)
+    planned = dkfm.plan_fit(estimator, X).model_bytes
+    assert planned - 12_000 < values < planned + 12_000  # a value for each row, as the codes of classes, is 8,000 bytes
+
+
 def never_called(X, Y):
     raise AssertionError("a plan called the user's kernel")
 

@@ -315,7 +315,8 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel, squares)):
         what = f"{q} eigenvectors" if squares == budget.FEW_EIGENVECTOR_SQUARES else "all eigenvectors"
         seconds = budget.eigendecomposition_seconds(n, squares)
-        return replace_model_bytes(plan_fit_with_gram(estimator, rows, what, squares, seconds), q)
+        plan = plan_fit_with_gram(estimator, rows, what, squares, seconds)
+        return replace_model_bytes(plan, q + 1 if isinstance(q, int) else q)  # and that of the reconstruction error
     task = eigenproblem_setup.make_lanczos_problem(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )
@@ -336,7 +337,7 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
             disk_bytes=cost.disk_bytes,
             place=resolve_gram_folder(estimator) if cost.disk_bytes else "",
             task_bytes=cost.task_bytes,
-            model_bytes=8 * n * (d + q),
+            model_bytes=8 * n * (d + q + 1),
             seconds=cost.seconds + other_seconds,
         )
         for cost in costs

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from sklearn.base import is_classifier
 
 from dkfm.core import budget, cpus
 from dkfm.core.chunking import count_tiles
@@ -55,11 +56,11 @@ def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     plan = _plan_systems(estimator, rows, systems)
     choice_seconds = shrinkage.predict_choice_seconds(rows.n) if options.shrinkage is None else 0.0
     plan = replace(plan, seconds=plan.seconds + choice_seconds)
-    return replace_model_bytes(plan, estimator.n_components or TYPICAL_CLASSES)
+    return replace_model_bytes(plan, 2 * TYPICAL_CLASSES)  # discriminants, and scores of the classes
 
 
 def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
-    """Return the plan of a regression on one target, or on as many as there are penalties."""
+    """Return the plan of a regression on one target, or on as many as there are penalties; or of a classifier."""
     options = estimator._get_options(RidgeOptions)
     columns = 1 if isinstance(estimator.alpha, str) else int(np.size(estimator.alpha))
     penalties = options.resolve_penalties(columns)
@@ -68,8 +69,10 @@ def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
         reason = ridge.why_eigenvalues(penalties, np.ones(rows.n), options.on_indefinite)
     factors = 1 if penalties is None else len(np.unique(penalties))
     least = 0.0 if penalties is None else float(penalties.min())
-    systems = _Systems(reason, bool(reason), columns, factors, bool(options.leave_one_out), least, False)
-    return replace_model_bytes(_plan_systems(estimator, rows, systems), columns)
+    leaves_out, targets = bool(options.leave_one_out), TYPICAL_CLASSES if is_classifier(estimator) else columns
+    systems = _Systems(reason, bool(reason), targets, factors, leaves_out, least, False)
+    kept = 3 if leaves_out or penalties is None else 2  # weights, fitted values, and predictions of rows left out
+    return replace_model_bytes(_plan_systems(estimator, rows, systems), kept * targets)
 
 
 @dataclass(frozen=True)

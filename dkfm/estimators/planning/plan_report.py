@@ -33,7 +33,8 @@ class FitPlan:
     task_bytes : int
         Memory of a task on a worker of a cluster, in bytes; 0 if no worker takes part.
     model_bytes : int
-        Size of the model on disk, in bytes, at most; or so, if `is_forecast`.
+        Size of the model on disk, in bytes, at most; or so, if `is_forecast`. A plan does not look at labels or
+        targets: it counts ten classes, or one target.
     seconds : float
         Predicted seconds; of a rank that only the fit finds, at most.
     alternatives : tuple of FitPlan
