@@ -33,10 +33,10 @@ from dkfm.sources.memory import MemorySource
 if TYPE_CHECKING:
     from distributed import Client
 
-_DIAGONAL_ROWS = 2100
+_DIAGONAL_ROWS = 1100
 """Largest number of rows of a square on the diagonal that is not divided into two squares and what is below them."""
 
-_DIAGONAL_COLUMNS = 500
+_DIAGONAL_COLUMNS = 340
 """Largest number of its columns that are multiplied at a time: with more, more values above the diagonal are computed,
 with fewer, each takes longer.
 """
