@@ -112,7 +112,7 @@ def test_a_plan_of_many_rows_names_conjugate_gradients_if_they_save_time(estimat
         (dkfm.KernelRidgeClassifier(1.0, kernel="rbf"), 10),
         (dkfm.KernelFisher(kernel="rbf"), 10),
         (dkfm.KernelFisher(2, kernel="rbf"), 10),
-        (dkfm.KernelPCA(40, kernel="rbf"), 0),
+        (dkfm.KernelPCA(2, kernel="rbf", eigen_solver="arpack"), 0),
         (dkfm.KernelPCA(40, kernel="rbf", eigen_solver="dense"), 0),
     ],
     ids=repr,
@@ -122,8 +122,8 @@ def test_the_model_of_a_plan_is_as_large_as_the_saved_one(estimator, classes, rn
     y = np.arange(1000) % classes if classes else X[:, 0]
     clone(estimator).fit(X, y).save(tmp_path / "m")
     values = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and "c" in path.parts)
-    planned = dkfm.plan_fit(estimator, X).model_bytes
-    assert planned - 12_000 < values < planned + 12_000  # a value for each row, as the codes of classes, is 8,000 bytes
+    # A column is 8,000 bytes. Eigenvalues, offsets and checksums are not planned.
+    assert 0 <= values - dkfm.plan_fit(estimator, X).model_bytes < 2000
 
 
 def never_called(X, Y):

@@ -52,11 +52,20 @@ def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     options = estimator._discriminant_options()
     decomposes = discriminants.is_eigendecomposition_needed(options, rows.kernel)
     reason = discriminants.why_gram(options, rows.kernel)
-    systems = _Systems(reason, decomposes, TYPICAL_CLASSES + 1, 1, False, options.shrinkage or 0.0, True)
+    systems = _Systems(
+        in_memory_reason=reason,
+        by_eigenvalues=decomposes,
+        columns=TYPICAL_CLASSES + 1,
+        n_matrices=1,
+        needs_inverse_diagonal=False,
+        least_penalty=options.shrinkage or 0.0,
+        is_penalty_relative=True,
+    )
     plan = _plan_systems(estimator, rows, systems)
     choice_seconds = shrinkage.predict_choice_seconds(rows.n) if options.shrinkage is None else 0.0
     plan = replace(plan, seconds=plan.seconds + choice_seconds)
-    return replace_model_bytes(plan, 2 * TYPICAL_CLASSES)  # discriminants, and scores of the classes
+    # One discriminant less than classes, scores of all classes, and the class of each row.
+    return replace_model_bytes(plan, 2 * TYPICAL_CLASSES)
 
 
 def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
@@ -70,7 +79,15 @@ def plan_ridge(estimator: Any, rows: PlannedRows) -> FitPlan:
     factors = 1 if penalties is None else len(np.unique(penalties))
     least = 0.0 if penalties is None else float(penalties.min())
     leaves_out, targets = bool(options.leave_one_out), TYPICAL_CLASSES if is_classifier(estimator) else columns
-    systems = _Systems(reason, bool(reason), targets, factors, leaves_out, least, False)
+    systems = _Systems(
+        in_memory_reason=reason,
+        by_eigenvalues=bool(reason),
+        columns=targets,
+        n_matrices=factors,
+        needs_inverse_diagonal=leaves_out,
+        least_penalty=least,
+        is_penalty_relative=False,
+    )
     kept = 3 if leaves_out or penalties is None else 2  # weights, fitted values, and predictions of rows left out
     return replace_model_bytes(_plan_systems(estimator, rows, systems), kept * targets)
 
