@@ -1,6 +1,7 @@
 """Define the commands that neither fit nor score: the demo, the benchmark, and the comparison of kernels."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -66,10 +67,10 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 @click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale.")
 @click.option(
     "--shrinkage",
-    type=click.FloatRange(min=0),
-    default=1e-3,
-    show_default=True,
-    help="Shrinkage of the Fisher discriminants. Noisy rows need more, as 1 or 30.",
+    callback=option_parsing.parse_shrinkage,
+    metavar="NUMBER",
+    default="auto",
+    help="Shrinkage of the Fisher discriminants, or auto, which chooses it for each kernel. [auto]",
 )
 @click.option(
     "--sample", metavar="N", type=click.IntRange(min=1), help="Compare on N rows of TRAIN, drawn at random. [all]"
@@ -88,7 +89,7 @@ def compare(
     exclude_columns: str | None,
     id_column: str | None,
     standardize: bool,
-    shrinkage: float,
+    shrinkage: float | Literal["auto"],
     sample: int | None,
     test: str | None,
     test_labels: str | None,

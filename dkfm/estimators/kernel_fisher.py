@@ -273,13 +273,15 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     def _discriminant_options(self) -> DiscriminantOptions:
         """Check the parameters; return those of the discriminants."""
         count = None if self.n_components is None else require_count(self.n_components, "n_components")
-        shrinkage = self.shrinkage
-        is_number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
-        if shrinkage != "auto" and not (is_number and 0 <= shrinkage < np.inf):
-            raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
-        chosen = None if shrinkage == "auto" else float(shrinkage)
         return DiscriminantOptions(
-            count, chosen, self.priors, self.solver, self.on_indefinite, self.tile_rows, self.workspace, self.progress
+            count,
+            discriminants.check_shrinkage(self.shrinkage),
+            self.priors,
+            self.solver,
+            self.on_indefinite,
+            self.tile_rows,
+            self.workspace,
+            self.progress,
         )
 
     def _list_priors(self) -> list[float] | None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -12,14 +12,17 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Rows
 from dkfm.errors import InvalidInputError, KernelError, MissingExtraError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
+from dkfm.estimators.fitting.discriminants import check_shrinkage
 from dkfm.execution.stage_log import log_stage
 from dkfm.kernel_comparison import tsne_embedding
 from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows, standardize_columns
 from dkfm.kernel_comparison.result import Comparison, KernelResult
 from dkfm.kernels import Kernel, KernelSpec, as_kernel
 from dkfm.numerics import scorer
+from dkfm.numerics.supervised.shrinkage import predict_choice_seconds
 
 Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
+Shrinkage: TypeAlias = float | Literal["auto"]
 
 _MAX_BLOCK_VALUES = 2**22
 """Largest number of distances from test rows to all training rows computed at once: 32 MB."""
@@ -38,7 +41,7 @@ def compare_kernels(
     *,
     test: object = None,
     test_labels: object = None,
-    shrinkage: float = 1e-3,
+    shrinkage: Shrinkage = "auto",
     standardize: bool = False,
     embedding: bool = False,
     sample: int | None = None,
@@ -57,9 +60,10 @@ def compare_kernels(
     test, test_labels : the same, of shapes (m, d) and (m,), optional
         Test rows and their labels; of more than 10,000 a seeded sample is measured. By default a quarter of X is held
         out, stratified by class.
-    shrinkage : float
-        Shrinkage of `KernelFisher`, the same for all kernels. If it is too small for noisy rows, kernels of high rank
-        look worse than they are.
+    shrinkage : float or "auto", default="auto"
+        Shrinkage of `KernelFisher`. "auto" chooses that of each kernel by cross-validation over the training rows, and
+        takes about twice as long as a number, which is the same for all kernels. One that is too small for noisy rows
+        makes kernels of high rank look worse than they are.
     standardize : bool
         Whether columns are first scaled to mean 0 and variance 1 over the training rows.
     embedding : bool
@@ -97,18 +101,18 @@ def compare_kernels(
     >>> [(one.name, round(one.neighbour_accuracy, 2)) for one in found.compared]
     [('wide', 0.97), ('median', 0.97), ('linear', 0.97)]
     """
-    named = _list_kernels(kernels)
+    named, chooses = _list_kernels(kernels), check_shrinkage(shrinkage) is None
     rows = load_labelled_rows(X, y, test, test_labels, sample, random_state)
     if standardize:
         rows = standardize_columns(rows)
     problem = _find_tsne_problem() if embedding else ""
     seed = random_state if embedding and not problem else None
-    _log_comparison(rows, len(named))
+    _log_comparison(rows, len(named), chooses)
     compared: list[KernelResult] = []
     refused: dict[str, str] = {}
-    for number, (name, spec) in enumerate(named, 1):
+    for position, (name, spec) in enumerate(named, 1):
         label = name or f"{spec!r:.100}"
-        log_stage("compare", f"kernel {number:,} of {len(named):,}, {label}", number=number, total=len(named))
+        log_stage("compare", f"kernel {position:,} of {len(named):,}, {label}", number=position, total=len(named))
         try:
             compared.append(_measure_kernel(name, spec, rows, shrinkage, seed))
         except (KernelError, InvalidInputError) as error:
@@ -117,14 +121,16 @@ def compare_kernels(
         name, reason = next(iter(refused.items()))
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
     labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
-    return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, shrinkage)), *labels, problem)
+    return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, chooses)), *labels, problem)
 
 
-def _log_comparison(rows: LabelledRows, kernels: int) -> None:
+def _log_comparison(rows: LabelledRows, kernels: int, chooses_shrinkage: bool) -> None:
     """Log the size of a comparison, and how long it takes."""
     (n, d), tested = rows.train.shape, len(rows.test_labels)
     fit_seconds = budget.gram_seconds(n, d, cpus.COUNT) + budget.eigendecomposition_seconds(n)
     seconds = kernels * _FIT_FACTOR * fit_seconds
+    if chooses_shrinkage:
+        seconds += kernels * (fit_seconds + predict_choice_seconds(n))
     text = f"{kernels:,} kernels on {n:,} training and {tested:,} test rows of {d:,} columns in this process"
     text += "; fewer rows with sample= (--sample)" if seconds > _LONG_SECONDS else ""
     log_stage("compare", text, seconds=seconds, kernels=kernels, rows=n, columns=d, test_rows=tested)
@@ -159,7 +165,7 @@ def _find_tsne_problem() -> str:
 
 
 def _measure_kernel(
-    name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None
+    name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: Shrinkage, seed: int | None
 ) -> KernelResult:
     """Fit one kernel and measure it on the test rows; with a seed, compute t-SNE too."""
     start = time.perf_counter()
@@ -170,25 +176,31 @@ def _measure_kernel(
     kernel = phi.kernel_
     diagonal = kernel.evaluate_diagonal(rows.train)
     neighbour_accuracy, silhouette = _nearest_neighbour_accuracy(kernel, rows), _measure_silhouette(kernel, rows)
-    fisher = KernelFisher.from_map(phi, rows.train_labels, shrinkage=shrinkage)
-    accuracy = float(fisher.score(rows.test, rows.test_labels))
     seconds = time.perf_counter() - start
     plotted_test_rows = rows.test[rows.plotted_test_indices]
+    embedding = None if seed is None else _embed(phi, rows, plotted_test_rows, seed)
+    start = time.perf_counter()
+    rank, condition, eigenvalues, dropped = phi.rank_, phi.condition_, phi.eigenvalues_, phi.dropped_
+    del phi  # its matrix is freed before the next fit has one
+    fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, progress=False).fit(rows.train, rows.train_labels)
+    accuracy = float(fisher.score(rows.test, rows.test_labels))
+    seconds += time.perf_counter() - start
     return KernelResult(
         name=name or repr(kernel),
         kernel=kernel,
-        rank=phi.rank_,
-        condition=phi.condition_,
+        rank=rank,
+        condition=condition,
         least_similarity=float(diagonal.min()),
         most_similarity=float(diagonal.max()),
         neighbour_accuracy=neighbour_accuracy,
         silhouette=silhouette,
+        shrinkage=fisher.shrinkage_,
         fisher_accuracy=accuracy,
         seconds=seconds,
-        eigenvalues=phi.eigenvalues_,
-        dropped=phi.dropped_,
+        eigenvalues=eigenvalues,
+        dropped=dropped,
         discriminants=np.asarray(fisher.transform(plotted_test_rows)),
-        embedding=None if seed is None else _embed(phi, rows, plotted_test_rows, seed),
+        embedding=embedding,
     )
 
 
@@ -216,7 +228,7 @@ def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
     return float(silhouette_score(scorer.kernel_distances(kernel, points, points), labels, metric="precomputed"))
 
 
-def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str]:
+def _describe_measurements(rows: LabelledRows, chooses_shrinkage: bool) -> Iterator[str]:
     """Yield two paragraphs: the sizes of the data, and the meaning of the columns of the table."""
     (n, d), sampled = rows.train.shape, len(rows.sampled_train_indices)
     classes = len(np.unique(rows.train_labels))
@@ -224,10 +236,12 @@ def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str
         f"{n:,} training rows of {d:,} columns in {classes:,} classes{rows.train_origin_clause}; "
         f"{len(rows.test_labels):,} test rows{rows.test_origin_clause}."
     )
+    penalty = "Shrinkage: as given; noisy rows need more than others."
+    if chooses_shrinkage:
+        penalty = "Shrinkage: chosen for each kernel, to predict each fifth of the training rows best from the others."
     sample = "the training rows" if sampled == n else f"{sampled:,} training rows, taken at random"
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "
-        "their label, from the nearest training row in the feature space, or from Fisher discriminants "
-        f"(shrinkage {shrinkage:g}: noisy rows need more). Silhouette: of {sample}, in the feature space. Seconds: all "
-        "of these together."
+        f"their label, from the nearest training row in the feature space, or from Fisher discriminants. {penalty} "
+        f"Silhouette: of {sample}, in the feature space. Seconds: all of these together."
     )

@@ -41,6 +41,8 @@ class KernelResult:
         Share of test rows whose nearest training row, in the feature space, has the same label.
     silhouette : float
         Mean silhouette of training rows in the feature space: 1 if classes are far apart, 0 if they mix.
+    shrinkage : float
+        Shrinkage of `KernelFisher`, given or chosen.
     fisher_accuracy : float
         Share of test rows that `KernelFisher` classifies correctly.
     seconds : float
@@ -61,6 +63,7 @@ class KernelResult:
     most_similarity: float
     neighbour_accuracy: float
     silhouette: float
+    shrinkage: float
     fisher_accuracy: float
     seconds: float
     eigenvalues: Array
@@ -78,6 +81,7 @@ class KernelResult:
             "most_k(x,x)": self.most_similarity,
             "1-NN_accuracy": self.neighbour_accuracy,
             "silhouette": self.silhouette,
+            "shrinkage": self.shrinkage,
             "Fisher_accuracy": self.fisher_accuracy,
             "seconds": self.seconds,
         }

@@ -216,14 +216,17 @@ def test_compare_takes_a_shrinkage(frame):
     line = "compare x.parquet --label-column kind --id-column name --kernel gaussian:sigma=0.3 --test z.parquet --json"
     X, y = frame[list("abc")], np.asarray(frame["kind"], dtype=str)
     accuracies = set()
-    for option, shrinkage in (("", 1e-3), (" --shrinkage 30", 30.0)):
+    for option, shrinkage in (("", "auto"), (" --shrinkage auto", "auto"), (" --shrinkage 1e-5", 1e-5)):
         expected = dkfm.compare_kernels(
             [kernels.Gaussian(0.3)], X[:60], y[:60], test=X[60:], test_labels=y[60:], shrinkage=shrinkage
         )
         found = json.loads(run(line + option).stdout)
         assert found["kernels"][0]["Fisher_accuracy"] == expected.compared[0].fisher_accuracy
         accuracies.add(expected.compared[0].fisher_accuracy)
-        assert f"(shrinkage {shrinkage:g}: noisy rows need more)" in str(expected)
+        fisher = dkfm.KernelFisher(kernel=kernels.Gaussian(0.3), shrinkage=shrinkage).fit(X[:60], y[:60])
+        assert found["kernels"][0]["shrinkage"] == fisher.shrinkage_
+        assert found["kernels"][0]["Fisher_accuracy"] == fisher.score(X[60:], y[60:])
+        assert ("Shrinkage: chosen for each kernel" in found["about"][1]) == (shrinkage == "auto")
     assert len(accuracies) == 2
 
 

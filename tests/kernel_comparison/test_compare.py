@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 
 import dask.array as da
@@ -34,8 +35,8 @@ def test_its_figures_are_those_of_plain_formulas(found, rows):
         F, G = phi.transform(X), phi.transform(Z)
         assert one.neighbour_accuracy == pytest.approx(KNeighborsClassifier(1).fit(F, y).score(G, t), abs=0.011)
         assert one.silhouette == pytest.approx(silhouette_score(F, y), abs=1e-6)
-        fisher = dkfm.KernelFisher(kernel=kernel, shrinkage=1e-3).fit(X, y)
-        assert one.fisher_accuracy == pytest.approx(fisher.score(Z, t), abs=0.011)
+        fisher = dkfm.KernelFisher(kernel=kernel, shrinkage="auto").fit(X, y)
+        assert (one.fisher_accuracy, one.shrinkage) == (fisher.score(Z, t), fisher.shrinkage_)
         assert one.seconds > 0
         assert one.embedding.train.shape == (200, 2)
         assert one.embedding.test.shape == (100, 2)
@@ -152,6 +153,8 @@ def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
         ({"test": np.zeros((5, 64)), "test_labels": ["a"] * 4}, "for each of 5 rows, and has 4"),
         ({"test": np.zeros((5, 64)), "test_labels": np.zeros(5, int)}, "of one kind"),
         ({"X": np.full((200, 64), np.nan)}, "NaN"),
+        ({"shrinkage": -1.0}, "^shrinkage must be a finite number >= 0"),
+        ({"shrinkage": "best"}, "^shrinkage must be a finite number >= 0"),
         ({"sample": 0}, "a positive number of rows, or None for all of them; got 0"),
         ({"sample": 0.5}, "got 0.5"),
         ({"sample": True}, "got True"),
@@ -230,3 +233,29 @@ def test_the_memory_of_a_comparison_is_checked_with_the_values_of_a_row(monkeypa
     monkeypatch.setattr(labelled_rows.memory, "has_factorization_memory", lambda *sizes: not checked.append(sizes))
     labelled_rows.load_labelled_rows(rng.normal(size=(40, 7)), np.arange(40) % 2, None, None, None, 0)
     assert checked == [(30, 7)]
+
+
+MEMORY = """
+import sys
+import numpy as np
+import dkfm
+from dkfm.core import cpus
+from dkfm.execution import memory
+
+cpus.COUNT = 1
+n, shrinkage = int(sys.argv[1]), sys.argv[2] if sys.argv[2] == "auto" else float(sys.argv[2])
+X = np.random.default_rng(0).normal(size=(n, 5))
+y = X[:, 0] > 0
+dkfm.compare_kernels(["gaussian"], X[:300], y[:300], shrinkage=shrinkage)
+before = memory.peak_memory()
+dkfm.compare_kernels(["gaussian"], X, y, test=X[:300], test_labels=y[:300], shrinkage=shrinkage)
+print(memory.peak_memory() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shrinkage", ["auto", "0.001"])
+def test_a_comparison_takes_three_matrices(shrinkage):
+    n = 2500
+    taken = int(subprocess.check_output([sys.executable, "-c", MEMORY, str(n), shrinkage]))
+    assert 16 * n**2 < taken < 24 * n**2 + 2**26  # and tiles of distances, 32 MB

@@ -75,6 +75,16 @@ class DiscriminantOptions:
         return Classes(codes.astype(np.int64), weights, count, priors / priors.sum())
 
 
+def check_shrinkage(shrinkage: object) -> float | None:
+    """Return a shrinkage, or None for "auto"; raise an InvalidInputError for anything else."""
+    if isinstance(shrinkage, str) and shrinkage == "auto":
+        return None
+    is_number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
+    if not (is_number and 0 <= cast("float", shrinkage) < np.inf):
+        raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
+    return float(cast("float", shrinkage))
+
+
 def fit_discriminants(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, dtype: np.dtype[np.floating]
 ) -> tuple[Model, dict[str, object]]:
