@@ -38,6 +38,9 @@ class Bar(AbstractContextManager["Bar"], Protocol):
     def update(self, n: float = 1) -> object:
         """Move the bar by `n` steps."""
 
+    def set_postfix_str(self, s: str, refresh: bool) -> None:
+        """Set what the next update shows after the steps."""
+
 
 class _HiddenBar:
     """A bar that nobody sees."""
@@ -52,6 +55,9 @@ class _HiddenBar:
         pass
 
     def update(self, n: float = 1) -> None:
+        pass
+
+    def set_postfix_str(self, s: str, refresh: bool) -> None:
         pass
 
 
@@ -73,7 +79,7 @@ class Heartbeat(AbstractContextManager["Heartbeat"]):
     def __init__(self, stage: str, total: float | None, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.n: float = 0
         self.total = total
-        self._stage, self._unit, self._clock = stage, unit, clock
+        self._stage, self._unit, self._clock, self._postfix = stage, unit, clock, ""
         self._start = self._last = clock()
 
     def __exit__(self, *error: object) -> None:
@@ -87,12 +93,17 @@ class Heartbeat(AbstractContextManager["Heartbeat"]):
             self._last = now
             self._log(self.n / max(now - self._start, sys.float_info.min))
 
+    def set_postfix_str(self, s: str, refresh: bool) -> None:
+        """Set what the next line says after the steps."""
+        self._postfix = f", {s}"
+
     def _log(self, rate: float) -> None:
         numbers = {"done": self.n, "rate": round(rate, 6)}
         if self.total is None:
-            log_stage(self._stage, f"{self.n:,} {self._unit}s, {rate:.3g} a second", **numbers)
+            log_stage(self._stage, f"{self.n:,} {self._unit}s, {rate:.3g} a second{self._postfix}", **numbers)
             return
-        text, numbers["total"] = f"{self.n:,} of {self.total:,} {self._unit}s, {rate:.3g} a second", self.total
+        text = f"{self.n:,} of {self.total:,} {self._unit}s, {rate:.3g} a second{self._postfix}"
+        numbers["total"] = self.total
         if rate > 0:
             left = max(0.0, self.total - self.n) / rate
             text, numbers["seconds_left"] = f"{text}, about {format_seconds(left)} left", round(left, 3)

@@ -36,6 +36,7 @@ def solve_by_conjugate_gradients(
     right: Array,
     tol: float,
     max_products: int,
+    report: Callable[[float], None] = lambda residual: None,
 ) -> GradientSolution:
     """Solve ``A x = b`` for right sides b (N, q), each by a recurrence of its own with shared products.
 
@@ -52,6 +53,8 @@ def solve_by_conjugate_gradients(
     max_products : int
         Largest number of products. After a quarter of them the method gives up as soon as it would need more than these
         at the speed of its convergence.
+    report : callable
+        Called after each product of the recurrence with its largest residual, relative to the right side.
 
     Notes
     -----
@@ -64,7 +67,7 @@ def solve_by_conjugate_gradients(
     for _ in range(_MAX_RESTARTS + 1):
         if residuals.max(initial=0.0) <= tol or products >= max_products:
             break
-        step, used = _run_recurrence(multiply, precondition, rest, sizes, tol, max_products - products - 1)
+        step, used = _run_recurrence(multiply, precondition, rest, sizes, tol, max_products - products - 1, report)
         values += step
         rest = right - multiply(values)
         products += used + 1
@@ -83,6 +86,7 @@ def _run_recurrence(
     sizes: Array,
     tol: float,
     limit: int,
+    report: Callable[[float], None],
 ) -> tuple[Array, int]:
     """Return the solution that the recurrence finds, and the number of products."""
     values, rest = np.zeros(right.shape), right.copy()
@@ -96,6 +100,7 @@ def _run_recurrence(
         values += lengths * directions
         rest -= lengths * product
         worst = float(_divide(np.linalg.norm(rest, axis=0), sizes).max())
+        report(worst)
         if not worst > tol or (used >= _MIN_SHARE * limit and used + _forecast(first, worst, tol, used) > limit):
             break
         step = precondition(rest)

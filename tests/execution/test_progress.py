@@ -1,6 +1,7 @@
 """Progress: told where somebody looks, silent everywhere else and of what takes no time."""
 
 import io
+import re
 import subprocess
 import sys
 from functools import partial
@@ -80,6 +81,23 @@ def test_pivots_without_a_gram_matrix_move_a_bar(terminal, long, rng, monkeypatc
     shown = stderr.getvalue()
     assert "| 256/400 [" in shown
     assert f"100%|##########| {phi.rank_}/{phi.rank_} [" in shown
+
+
+def test_conjugate_gradients_show_their_residual(terminal, long, rng, monkeypatch, caplog):
+    monkeypatch.setattr(progress, "_import_tqdm", lambda: partial(tqdm, mininterval=0))
+    X, stderr = rng.normal(size=(400, 6)), terminal()
+    ridge = dkfm.KernelRidge(0.3, kernel=K, solver="cg")
+    clone(ridge).fit(X, X[:, 0])
+    shown = re.findall(r"dkfm-solve: (\d+)product [^\r]*, residual (\S+) of (\S+)\]", stderr.getvalue())
+    assert len(shown) > 3
+    assert {tol for _, _, tol in shown} == {"1.0e-10"}
+    assert float(shown[-1][1]) < 1e-3 * float(shown[0][1])
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
+    with caplog.at_level("INFO", "dkfm"):
+        clone(ridge).fit(X, X[:, 0])
+    logged = re.findall(r"products, .* a second, residual (\S+) of 1\.0e-10", caplog.text)
+    assert set(logged) == {residual for _, residual, _ in shown}
 
 
 @pytest.mark.parametrize("estimator", [*ESTIMATORS, COLUMNS], ids=repr)

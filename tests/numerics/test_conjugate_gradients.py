@@ -35,6 +35,14 @@ def test_an_inverse_as_preconditioner_needs_one_product_and_the_one_that_measure
     assert solve_by_conjugate_gradients(A.__matmul__, identity, B, 1e-6, 500).n_products > 40
 
 
+def test_each_product_of_the_recurrence_reports_its_residual(rng):
+    A, B, told = matrix(rng, np.geomspace(1, 1e3, 40)), rng.normal(size=(40, 2)), []
+    found = solve_by_conjugate_gradients(A.__matmul__, identity, B, 1e-8, 500, told.append)
+    assert len(told) == found.n_products - 1  # and one that measures
+    assert told[-1] == pytest.approx(found.relative_residuals.max(), rel=1e-3)
+    assert told[-1] <= 1e-8 < min(told[:-1])
+
+
 def test_right_sides_of_zero_and_solved_ones_stay_as_they_are(rng):
     A = matrix(rng, np.geomspace(1, 100, 30))
     B = np.column_stack([np.zeros(30), A @ np.eye(30)[:, 0], rng.normal(size=30)])

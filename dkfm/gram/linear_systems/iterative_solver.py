@@ -114,6 +114,7 @@ class IterativeSolver:
                 right,
                 tol,
                 max_products,
+                lambda residual: bar.set_postfix_str(f"residual {residual:.1e} of {tol:.1e}", refresh=False),
             )
         _log(found, len(right))
         return SystemSolution(found.values, found.relative_residuals, None), found.converged
