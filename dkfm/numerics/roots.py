@@ -75,7 +75,10 @@ class Root:
             return solve_triangular(self.weights, np.eye(len(self.weights)), trans="T", lower=False)
         # D twice, because its square may overflow or underflow where the product does not.
         lengths = self.scales[:, np.newaxis]
-        return lengths * (lengths * self.weights) * self.values
+        features = lengths * self.weights
+        features *= lengths
+        features *= self.values
+        return features
 
     def is_scaled(self, lengths: Array) -> bool:
         """Return whether the root is one of the matrix scaled by these lengths (N,), up to one factor of all."""

@@ -195,10 +195,11 @@ def fit_in_map(
     W = root.weights
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if X is None:
-        moments, landmark_features = compute_landmark_moments(feature_map, sample_weight)
+        moments, landmark_features = compute_landmark_moments(feature_map, root, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = options.make_classes(codes, np.ones(len(y)), labels)
         sums: Array = classes.weighted_columns().T @ landmark_features
+        del landmark_features  # freed before there is another matrix as large
         second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
         all_rows = out_of_core_rows.as_data(model.kernel, X)

@@ -54,7 +54,7 @@ class FittedMap:
         """Root of the landmarks, whose weights W are those of the features, in float64."""
         head = self.model.head("residual")
         require_loaded_weights(self.model, "A fit in the features of a map")
-        W = head.weights.astype(np.float64)
+        W = head.weights.astype(np.float64, copy=False)
         values = np.ones(W.shape[1]) if self.eigenvalues is None else self.eigenvalues
         return Root(W, values, np.zeros(0), self.scales, head.triangular)
 

@@ -32,6 +32,7 @@ from dkfm.numerics.certificates.components import certify_components, certify_pr
 from dkfm.numerics.eigensolvers import lanczos
 from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
 from dkfm.numerics.model import Head, Model
+from dkfm.numerics.roots import Root
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised.fisher import Classes
 from dkfm.numerics.training_statistics import EqualRows, WeightedRows
@@ -306,7 +307,7 @@ def fit_in_map(
     landmarks_only = X is None
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if landmarks_only:
-        moments = compute_landmark_moments(feature_map, sample_weight)[0]
+        moments = compute_landmark_moments(feature_map, root, sample_weight)[0]
     else:
         all_rows = out_of_core_rows.as_data(model.kernel, X)
         data, weighted, total = _weigh_rows(all_rows, sample_weight)
@@ -342,7 +343,7 @@ def _weigh_rows(all_rows: TrainingData, sample_weight: object) -> tuple[Training
     return data, Classes(np.zeros(len(weights), np.int64), weights, 1), float(weights.sum())
 
 
-def compute_landmark_moments(feature_map: FittedMap, sample_weight: object) -> tuple[Moments, Array]:
+def compute_landmark_moments(feature_map: FittedMap, root: Root, sample_weight: object) -> tuple[Moments, Array]:
     """Return the moments of the landmarks' features, and these features (N, r).
 
     Raises
@@ -357,7 +358,7 @@ def compute_landmark_moments(feature_map: FittedMap, sample_weight: object) -> t
             "precomputed kernel), or they are to have weights."
         )
     trace = float(kernel.evaluate_diagonal(points).sum())
-    return kernel_components.compute_moments_of_landmarks(feature_map.root, np.ones(points.shape[0]), trace)
+    return kernel_components.compute_moments_of_landmarks(root, np.ones(points.shape[0]), trace)
 
 
 def make_standardizing_kernel(

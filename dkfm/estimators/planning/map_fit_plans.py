@@ -91,7 +91,7 @@ def _choose_problem(name: str, estimator: Any, n: int, r: int) -> _Problem:
         if options.shrinkage is None:
             raise NotSupportedError('shrinkage="auto" needs a Gram matrix, and a map has none; give a number.')
         q = options.n_components or TYPICAL_CLASSES
-        return _Problem(TYPICAL_CLASSES, _VALUES_PER_LABEL, q, 3, budget.cholesky_seconds(r))
+        return _Problem(TYPICAL_CLASSES, _VALUES_PER_LABEL, q, 1, budget.cholesky_seconds(r))
     if not hasattr(estimator, "from_map"):
         raise InvalidInputError(f"{name} is not fitted in the features of a map.")
     targets = max(1, int(np.size(estimator.alpha)))

@@ -178,7 +178,7 @@ def solve_discriminants_of_map(
     W : ndarray of shape (n, r)
         Weights of the map.
     second_moment : ndarray of shape (r, r)
-        ``sum w phi phi'`` of the training rows.
+        ``sum w phi phi'`` of the training rows, C-contiguous and symmetric; it is overwritten.
     class_sums : ndarray of shape (C, r)
         ``sum w phi`` of each class.
     classes : Classes
@@ -186,13 +186,13 @@ def solve_discriminants_of_map(
     shrinkage : float
         As in `solve_discriminants`.
     """
-    from scipy.linalg import cho_factor, cho_solve
+    from scipy.linalg import blas, cho_factor, cho_solve
 
     means, shares = class_sums / classes.class_weight_sums[:, np.newaxis], classes.class_weight_shares
     mean = shares @ means
     centred = means - mean
-    within = np.asfortranarray(second_moment / classes.total)
-    within -= (means * shares[:, np.newaxis]).T @ means
+    within = np.divide(second_moment, classes.total, out=second_moment).T  # Fortran-contiguous
+    within = blas.dsyrk(-1, (means * np.sqrt(shares)[:, np.newaxis]).T, beta=1, c=within, lower=1, overwrite_c=1)
     between = shares * np.square(centred).sum(axis=1)
     ridge = shrinkage * within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total
     within.flat[:: len(within) + 1] += ridge
