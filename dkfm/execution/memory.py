@@ -102,16 +102,21 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
-def require_factorization_memory(
-    n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
-) -> None:
-    """Raise a BudgetError unless this process has the memory to factorize an N x N Gram matrix: `budget.fit_bytes`."""
+def require_lapack_order(n: int) -> None:
+    """Raise a BudgetError unless LAPACK decomposes N x N matrices, whatever memory there is."""
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
             "fewer rows, few components (n_components=, --components), or a map with landmarks= (--landmarks) or "
             'basis="cholesky" (--basis), which needs no such root where the rank is low.'
         )
+
+
+def require_factorization_memory(
+    n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
+) -> None:
+    """Raise a BudgetError unless this process has the memory to factorize an N x N Gram matrix: `budget.fit_bytes`."""
+    require_lapack_order(n)
     have = clear_caches_and_measure_memory()
     remedy = f"the largest N that fits is {budget.largest_n_within(have, d, blocks, copies, squares)}"
     budget.require_fits(

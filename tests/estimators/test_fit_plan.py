@@ -182,8 +182,8 @@ def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(
     kept = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN, workspace=tmp_path), (n, 50))
     assert kept.method == "20 eigenvectors by products with the Gram matrix on disk"
     assert kept.place == str(tmp_path)
-    with pytest.raises(BudgetError, match="A fit of 40,000 rows needs"):
-        dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (n, 50)).require()
+    with pytest.raises(BudgetError, match="A fit of 30,000 rows needs"):
+        dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (30_000, 50)).require()
 
 
 def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path, monkeypatch):
@@ -212,6 +212,27 @@ def test_a_plan_of_predictions_of_left_out_rows_adds_the_inverse_of_the_factor_a
 def test_discriminants_need_a_square_or_those_of_eigenvectors(shrinkage, squares):
     plan = dkfm.plan_fit(dkfm.KernelFisher(kernel=GAUSSIAN, shrinkage=shrinkage), (5000, 10))
     assert plan.memory_bytes == budget.fit_bytes(5000, 10, GAUSSIAN.peak_blocks, GAUSSIAN.landmark_copies, squares)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        dkfm.ExactFeatureMap(GAUSSIAN),
+        dkfm.ExactFeatureMap(GAUSSIAN, landmarks="uniform", n_landmarks=40_000),
+        dkfm.KernelPCA(kernel=GAUSSIAN),
+        dkfm.KernelPCA(5, kernel=GAUSSIAN, eigen_solver="dense"),
+        dkfm.KernelFisher(kernel=GAUSSIAN, shrinkage="auto"),
+        dkfm.KernelRidge("loo", kernel=GAUSSIAN),
+    ],
+    ids=repr,
+)
+def test_a_plan_refuses_eigenvectors_that_lapack_does_not_compute_as_the_fit_does(estimator):
+    X = np.zeros((40_000, 1))
+    with pytest.raises(BudgetError, match=r"N = 40000 training rows is beyond LAPACK's 32765") as planned:
+        dkfm.plan_fit(estimator, X)
+    with pytest.raises(BudgetError) as fitted:
+        clone(estimator).fit(*((X, np.arange(40_000) % 2) if hasattr(estimator, "predict") else (X,)))
+    assert str(planned.value) == str(fitted.value)
 
 
 def test_on_a_cluster_a_matrix_of_several_tiles_is_on_disk_and_tasks_have_a_size(client):

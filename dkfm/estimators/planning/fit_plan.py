@@ -92,6 +92,8 @@ def plan_fit(
     ------
     InvalidInputError
         The estimator is another one, X has no shape (N, d), or the map was fitted to other columns.
+    BudgetError
+        The fit decomposes a matrix of more rows than LAPACK takes, whatever memory there is.
     sklearn.exceptions.NotFittedError
         The map is not fitted.
 
@@ -211,6 +213,7 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
 
 def _plan_eigenvectors(estimator: Any, chosen: PlannedRows, n: int) -> FitPlan:
     """Return the plan of the eigenvectors of the landmarks' Gram matrix, beside n training rows."""
+    memory.require_lapack_order(chosen.n)
     may_rotate = estimator.basis == "symmetric" and estimator.on_indefinite != "clip"
     peak = chosen.estimate_fit_bytes(budget.ROTATION_SQUARES)
     peak = peak if may_rotate and peak <= memory.clear_caches_and_measure_memory() else 0
@@ -313,6 +316,7 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     kernel, free = rows.kernel, memory.clear_caches_and_measure_memory()
     squares = pca.count_dense_squares(n, q, solver)
     if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel, squares)):
+        memory.require_lapack_order(n)
         what = f"{q} eigenvectors" if squares == budget.FEW_EIGENVECTOR_SQUARES else "all eigenvectors"
         seconds = budget.eigendecomposition_seconds(n, squares)
         plan = plan_fit_with_gram(estimator, rows, what, squares, seconds)
