@@ -125,6 +125,7 @@ def compare(
     features = option_parsing.parse_list(columns)
     rows = open_source(train, columns=features, id_column=id_column, excluded_columns=excluded)
     option_parsing.require_table(exclude_columns, isinstance(rows, NamedColumns), train)
+    option_parsing.log_features(rows)
     if html is not None:
         inputs = [
             locate(test) if test is not None else None,

@@ -17,7 +17,6 @@ from dkfm import estimators
 from dkfm.cli import option_parsing as arguments
 from dkfm.cli import process
 from dkfm.core import chunking
-from dkfm.core.frames import format_names
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
@@ -46,9 +45,6 @@ _ID_NAMES = "id", "ids", "index"
 
 _SAMPLED_ROWS = 4096
 """Rows from which a plan takes the scales of columns."""
-
-_MAX_LOGGED = 20
-"""Largest number of features that the log names."""
 
 _LABEL_OPTIONS = "labels", "label_column"
 _TARGET_OPTIONS = "targets", "target_columns"
@@ -268,8 +264,7 @@ def _fit_and_save(
         require_not_inside(as_local_path(options.workspace).absolute(), "workspace", [table.location, labels_file])
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
-        if isinstance(source, NamedColumns):
-            log_stage("input", f"{format_names(source.columns, _MAX_LOGGED)} of {source.name}")
+        arguments.log_features(source)
         with process.disable_gc_during_imports():
             from dkfm.estimators.fitting import out_of_core_rows
             from dkfm.gram.streamed_rows import SourceRows

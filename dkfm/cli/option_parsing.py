@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dkfm.kernels import Kernel
+    from dkfm.sources.base import Source
 
+_MAX_LOGGED = 20
+"""Largest number of features that the log names."""
 
 SCHEDULER = click.option(
     "--scheduler",
@@ -205,6 +208,16 @@ def require_table(excluded: str | None, is_table: bool, path: str) -> None:
     """Raise an InvalidInputError if columns of a file without names are left out by their names."""
     if excluded is not None and not is_table:
         raise InvalidInputError(f"--exclude-columns names columns of a table, and {path} is none.")
+
+
+def log_features(source: "Source") -> None:
+    """Log the names of the columns of a table that are features."""
+    from dkfm.core.frames import format_names
+    from dkfm.execution.stage_log import log_stage
+    from dkfm.sources.base import NamedColumns
+
+    if isinstance(source, NamedColumns):
+        log_stage("input", f"{format_names(source.columns, _MAX_LOGGED)} of {source.name}")
 
 
 def require_no_features(columns: str | None, **others: Sequence[str | None]) -> None:

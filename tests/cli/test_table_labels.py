@@ -204,7 +204,9 @@ def test_compare_takes_a_sample(frame):
     frame.to_parquet("x.parquet")
     X, y = frame[list("abc")].to_numpy(), frame["kind"].to_numpy(dtype=str)
     line = "compare x.parquet --label-column kind --id-column name --kernel gaussian:sigma=2 --sample 40 --json"
-    found = json.loads(run(line).stdout)
+    result = run(line)
+    assert "input: columns 'a', 'b', 'c' of " in result.stderr
+    found = json.loads(result.stdout)
     expected = dkfm.compare_kernels([kernels.Gaussian(2.0)], X, y, sample=40)
     assert found["kernels"][0]["Fisher_accuracy"] == expected.compared[0].fisher_accuracy
     assert found["about"] == list(expected.words)
