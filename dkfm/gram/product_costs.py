@@ -25,7 +25,8 @@ from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.gram import build, matrix_free
 from dkfm.gram.stored_gram import disk_bytes
 from dkfm.gram.training_data import TILE_VALUES
-from dkfm.kernels.base import Kernel
+from dkfm.kernels.base import Definiteness, Kernel
+from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.eigensolvers import lanczos
 
 _TRIAL_SHAPES = (16, 16), (64, 64), (PIECE_ROWS, PIECE_COLUMNS)
@@ -126,6 +127,14 @@ class LanczosProblem:
         return budget.reorthogonalization_seconds(self.n, self.block_columns, self.products)
 
 
+def has_near_start(kernel: Kernel) -> bool:
+    """Return whether products without a matrix start from eigenvectors of some rows, which saves one or two.
+
+    Of a kernel that may have negative eigenvalues, the first block is random: more products find them more surely.
+    """
+    return kernel.definiteness is Definiteness.PSD and is_code_free(kernel)
+
+
 def compare_product_costs(task: LanczosProblem, available: int) -> list[ProductCost]:
     """Return what each method takes: the one to take first, then others that fit in `available` bytes and on the disk.
 
@@ -207,7 +216,8 @@ def _cost_matrix_free(task: LanczosProblem) -> ProductCost:
     kernel, columns = task.kernel, task.block_columns
     rows = min(task.n, task.tile_rows or matrix_free.choose_tile_rows(task.n, task.float64s_per_row, columns))
     value = value_seconds(kernel, task.float64s_per_row)
-    all_products = task.products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
+    products = task.products - (task.products > 1 and has_near_start(kernel))
+    all_products = products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
     tiles = count_tiles(task.n, rows)
     values = _SHARED_SECONDS * rows * rows * tiles * (tiles + 1) / 2
     seconds = values * all_products / task.threads + task.basis_seconds

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from distributed import Client
 from scipy.sparse import csr_array
+from sklearn.base import clone
 from sklearn.decomposition import KernelPCA as Peer
 
 from dkfm import KernelPCA, kernels
-from dkfm.errors import BudgetError, DkfmWarning, KernelError
+from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError, KernelError
 from dkfm.estimators.fitting import eigenproblem_setup, fit_certificates
 from dkfm.execution import lazy_scoring, memory
 from dkfm.files import temporary_folders
+from dkfm.gram import product_costs
 from dkfm.gram.product_costs import ProductMethod
+from dkfm.numerics.eigensolvers import lanczos
 from helpers.harness import left
 
 
@@ -113,6 +116,74 @@ def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, 
     assert max(here[0].error, there[0].error) < 1e-12
     assert [found.pairs for found in here] == [found.pairs for found in there]
     assert left(tmp_path) == []
+
+
+def multiply_rows(X, Y):
+    return X @ Y.T
+
+
+def count_products(monkeypatch, fit):
+    """Return what a fit returns, and how many products it takes."""
+    counts, solve = [], lanczos.largest_eigenpairs
+
+    def solve_and_count(*given):
+        pairs = solve(*given)
+        counts.append(pairs.n_products)
+        return pairs
+
+    monkeypatch.setattr(lanczos, "largest_eigenpairs", solve_and_count)
+    return fit(), counts[-1]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize(("weighted", "centered"), [(True, True), (False, False)])
+def test_a_start_from_some_rows_saves_products_and_finds_the_same(
+    rng, method, monkeypatch, weighted, centered, is_sparse
+):
+    X = rng.normal(size=(1600, 8)) * [4, 3, 2, 1, 1, 1, 1, 1]
+    weights = rng.uniform(0.1, 5.0, 1600) if weighted else None
+    method(ProductMethod.MATRIX_FREE)
+    pca = KernelPCA(4, kernel=kernels.Gaussian(5.0), centered=centered)
+    rows = csr_array(X) if is_sparse else X
+    near, products = count_products(monkeypatch, lambda: clone(pca).fit(rows, sample_weight=weights))
+    monkeypatch.setattr(product_costs, "has_near_start", lambda kernel: False)
+    random, more = count_products(monkeypatch, lambda: clone(pca).fit(rows, sample_weight=weights))
+    assert products < more
+    np.testing.assert_allclose(near.eigenvalues_, random.eigenvalues_, rtol=1e-11)
+    atol = 1e-10 * near.eigenvalues_[0] ** 0.5
+    np.testing.assert_allclose(near.transform(X[:50]), random.transform(X[:50]), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("centered", [True, False])
+@pytest.mark.parametrize(
+    "rows",
+    [lambda rng: np.ones((1500, 2)), lambda rng: np.repeat(rng.normal(size=(3, 2)), 500, axis=0)],
+    ids=["equal", "three"],
+)
+def test_rows_of_low_rank_have_a_start(rng, method, rows, centered):
+    X = rows(rng)
+    method(ProductMethod.MATRIX_FREE)
+    found = KernelPCA(4, kernel=kernels.Linear(), centered=centered).fit(X)
+    truth = KernelPCA(4, kernel=kernels.Linear(), centered=centered, eigen_solver="dense").fit(X)
+    np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-11, atol=1e-11 * truth.eigenvalues_[0])
+
+
+def test_only_a_kernel_without_negative_eigenvalues_and_of_this_package_has_a_near_start():
+    for kernel, has in (
+        (kernels.Gaussian(2.0), True),
+        (kernels.Sigmoid(1.0, 0.0), False),
+        (kernels.NegativeSquaredDistance(), False),
+        (kernels.Function(multiply_rows), False),
+    ):
+        assert product_costs.has_near_start(kernel) == has
+
+
+def test_a_row_that_the_kernel_does_not_take_has_its_number(rng, method):
+    X = rng.uniform(size=(5000, 3))
+    X[4321, 1] = -1.0
+    method(ProductMethod.MATRIX_FREE)
+    with pytest.raises(InvalidInputError, match=r"row 4321 has -1\.0 in column 1"):
+        KernelPCA(2, kernel=kernels.ChiSquared()).fit(X)
 
 
 def test_a_kernel_that_overflows_is_named(rng, method):

@@ -7,28 +7,43 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.random import RandomState
 
 from dkfm.core import budget
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution import memory
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
+from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram import build, matrix_free, product_costs
 from dkfm.gram.product_costs import LanczosProblem, ProductCost, ProductMethod
-from dkfm.gram.training_data import PrecomputedGram, TrainingData
-from dkfm.kernels.base import Kernel
+from dkfm.gram.training_data import Indices, PrecomputedGram, TrainingData
+from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics import kernel_components
 from dkfm.numerics.eigensolvers import lanczos
+from dkfm.numerics.eigensolvers.dense import eigh_leading_vectors_in_place
 from dkfm.numerics.kernel_components import EigenProblem, Weighting
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.scorer import prepare_scorer
 
 SMALL_ROWS = 4096
 """Number of rows up to which the matrix is kept in memory if it fits: 134 MB."""
 
 PILOT_ROWS = 1024
 """Rows, evenly spread, of which the eigenvectors are found first, to count the products."""
+
+_START_ROWS = 512
+"""Largest number of rows, drawn at random, whose eigenvectors are extended to all rows for the first block."""
+
+_ROWS_PER_START_ROW = 16
+"""Training rows for each of these: their kernel values take a small part of the product that they save."""
+
+_RANDOM_LENGTH = 0.01
+"""Length of the random part of a column of the first block, beside 1 of the extended eigenvector, for full rank."""
 
 _TYPICAL_PRODUCTS = 10
 """Expected number of products where it is not tried out."""
@@ -95,6 +110,48 @@ def choose_product_cost(data: TrainingData, q: int, tile_rows: int | None, works
         costs[0].memory_bytes, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components"
     )
     return costs[0]
+
+
+def make_start(data: TrainingData, method: ProductMethod, q: int, weighting: Weighting, rng: RandomState) -> Array:
+    """Return the first block (N, p) of Lanczos for q components; the results depend on it by rounding, or by `tol`.
+
+    It is random. For products whose values are computed anew, it is near eigenvectors of the matrix of some rows,
+    extended to all rows by their kernel values (Williams and Seeger, 2001): this saves a product or two.
+    """
+    n = data.indexable_rows.shape[0]
+    p, m = lanczos.choose_block_columns(n, q), min(_START_ROWS, n // _ROWS_PER_START_ROW)
+    start: Array = rng.normal(size=(n, p))
+    if method is not ProductMethod.MATRIX_FREE or m < 2 * p or not product_costs.has_near_start(data.kernel):
+        return start
+    sample = np.sort(rng.choice(n, m, replace=False))
+    try:
+        near = _extend_eigenvectors(data, sample, p, weighting)
+    except (KernelError, InvalidInputError):  # they would name rows of the sample or of a tile; the products name X's
+        return start
+    largest = np.abs(near).max(axis=0)  # squares may overflow or underflow
+    if not np.isfinite(largest).all() or not largest.all():
+        return start
+    near /= largest
+    near /= np.linalg.norm(near, axis=0)
+    start *= _RANDOM_LENGTH / np.sqrt(n)
+    start += near
+    return start
+
+
+def _extend_eigenvectors(data: TrainingData, sample: Indices, p: int, weighting: Weighting) -> Array:
+    """Return the p first eigenvectors of the matrix of some rows, extended to all rows, (N, p), of any lengths."""
+    rows, n, kernel = data.indexable_rows, data.indexable_rows.shape[0], data.kernel
+    landmarks, equal = rows[sample], Weighting(np.ones(len(sample)), weighting.centered)
+    K = evaluate_block(kernel, landmarks, landmarks).T
+    kernel_components.center_and_weigh_gram_in_place(K, equal)
+    with single_blas_thread():  # the same bits on any number of threads
+        vectors = eigh_leading_vectors_in_place(K, p)[1][:, -p:]
+    model = Model(kernel, landmarks, {"start": Head(equal.apply_weighted_centring_adjoint(vectors))})
+    with (
+        np.errstate(over="ignore", invalid="ignore"),
+        choose_scoring_threads(prepare_scorer(model), "start", n) as scorer,
+    ):
+        return weighting.apply_weighted_centring(scorer("start", rows))
 
 
 def make_lanczos_problem(

@@ -202,11 +202,11 @@ def _fit_by_lanczos(
     n, q = data.indexable_rows.shape[0], int(options.n_components or 0)
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
-    start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     limit = solver.compute_max_products(q, n)
     cost = eigenproblem_setup.choose_product_cost(data, q, solver.tile_rows, solver.workspace)
     what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {cost.method}"
     log_stage("root", what, seconds=cost.seconds, rows=n, components=q, products=limit)
+    start = eigenproblem_setup.make_start(data, cost.method, q, weighting, rng)
     with (
         _open_checkpoint(data, cost, start, options, weighting, solver) as checkpoint,
         eigenproblem_setup.open_eigenproblem(
