@@ -85,6 +85,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         "outputs": {name: head.width for name, head in record.model.heads.items()},
         **({"classes": list(record.classes)} if record.classes else {}),
         **_describe_variance(record),
+        **_describe_shrinkage(record),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
         "bytes": record.model.total_nbytes,
@@ -106,6 +107,13 @@ def _describe_variance(record: Record) -> dict[str, object]:
         share = StoredComponents.from_record(record).explained_share
         return {"explained_share": share} if isfinite(share) else {}
     return {}
+
+
+def _describe_shrinkage(record: Record) -> dict[str, object]:
+    """Return the shrinkage of discriminants, given or chosen, if the record is sound."""
+    numbers = record.fitted.get("numbers") if record.estimator == "KernelFisher" else None
+    value = numbers.get("shrinkage") if isinstance(numbers, dict) else None
+    return {"shrinkage": value} if isinstance(value, float) and isfinite(value) else {}
 
 
 def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, object]:

@@ -170,9 +170,9 @@ def parse_components(context: click.Context, parameter: click.Parameter, text: s
 def parse_shrinkage(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
     """Return a shrinkage, or "auto"."""
     number = None if text is None else _parse_number_or_text(text)
-    if number is None or number == "auto" or isinstance(number, float | int):
+    if number is None or number == "auto" or (isinstance(number, float | int) and 0 <= number <= sys.float_info.max):
         return number
-    raise click.BadParameter(f'{text} is no number, nor "auto".')
+    raise click.BadParameter(f'{text} is no number >= 0, nor "auto".')
 
 
 def parse_alpha(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:

@@ -104,6 +104,7 @@ def format_model_size(stored: "StoredEstimator") -> str:
 def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, object]:
     """Return what was fitted, for JSON: the estimator, its kernel, sizes, and what is known of its error."""
     from dkfm.estimators.stored.components import StoredComponents
+    from dkfm.estimators.stored.discriminants import StoredDiscriminants
     from dkfm.estimators.stored.feature_map import StoredMap
     from dkfm.estimators.stored.folded import StoredFold
     from dkfm.kernels import serialization
@@ -121,6 +122,8 @@ def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, o
         facts |= {"rank": len(stored.eigenvalues_or_pivots), "error_bound": stored.error_bound}
     if isinstance(stored, StoredComponents):
         facts |= {"explained_share": stored.explained_share}
+    if isinstance(stored, StoredDiscriminants):
+        facts |= {"shrinkage": stored.values["shrinkage"]}
     certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
     return facts | certificates
 

@@ -107,8 +107,8 @@ def require_lapack_order(n: int) -> None:
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
-            "fewer rows, few components (n_components=, --components), or a map with landmarks= (--landmarks) or "
-            'basis="cholesky" (--basis), which needs no such root where the rank is low.'
+            "fewer rows, few components (n_components=, --components), a number as shrinkage= or alpha=, or a map with "
+            'landmarks= (--landmarks) or basis="cholesky" (--basis), which needs no such root where the rank is low.'
         )
 
 

@@ -83,7 +83,7 @@ def compare_kernels(
     ------
     InvalidInputError
         The rows or labels do not match, there is no kernel, or no kernel has a feature map of these rows. If only some
-        kernels fail, `refused` holds the reason of each.
+        kernels fail, `refused` holds the reason of each. A kernel without discriminants has NaN as their accuracy.
     BudgetError
         This process has too little memory for so many training rows; raised before any row is read.
 
@@ -182,8 +182,12 @@ def _measure_kernel(
     start = time.perf_counter()
     rank, condition, eigenvalues, dropped = phi.rank_, phi.condition_, phi.eigenvalues_, phi.dropped_
     del phi  # its matrix is freed before the next fit has one
-    fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, progress=False).fit(rows.train, rows.train_labels)
-    accuracy = float(fisher.score(rows.test, rows.test_labels))
+    try:
+        fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, progress=False).fit(rows.train, rows.train_labels)
+        chosen, accuracy = fisher.shrinkage_, float(fisher.score(rows.test, rows.test_labels))
+        discriminants, problem = np.asarray(fisher.transform(plotted_test_rows)), ""
+    except InvalidInputError as error:
+        chosen, accuracy, discriminants, problem = float("nan"), float("nan"), np.empty((0, 0)), str(error)
     seconds += time.perf_counter() - start
     return KernelResult(
         name=name or repr(kernel),
@@ -194,12 +198,13 @@ def _measure_kernel(
         most_similarity=float(diagonal.max()),
         neighbour_accuracy=neighbour_accuracy,
         silhouette=silhouette,
-        shrinkage=fisher.shrinkage_,
+        shrinkage=chosen,
         fisher_accuracy=accuracy,
         seconds=seconds,
         eigenvalues=eigenvalues,
         dropped=dropped,
-        discriminants=np.asarray(fisher.transform(plotted_test_rows)),
+        discriminants=discriminants,
+        discriminants_problem=problem,
         embedding=embedding,
     )
 
@@ -238,7 +243,8 @@ def _describe_measurements(rows: LabelledRows, chooses_shrinkage: bool) -> Itera
     )
     penalty = "Shrinkage: as given; noisy rows need more than others."
     if chooses_shrinkage:
-        penalty = "Shrinkage: chosen for each kernel, to predict each fifth of the training rows best from the others."
+        penalty = "Shrinkage: chosen for each kernel, to predict each fifth of the training rows best from the others; "
+        penalty += "give it to the fit that follows, whose default is another."
     sample = "the training rows" if sampled == n else f"{sampled:,} training rows, taken at random"
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "

@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.core.text_tables import Row, Table
 from dkfm.kernel_comparison import html_page
 from dkfm.kernel_comparison.tsne_embedding import Embedding
-from dkfm.kernels import Kernel
+from dkfm.kernels import Kernel, serialization
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +51,8 @@ class KernelResult:
         Kept eigenvalues, and eigenvalues that were treated as zero.
     discriminants : ndarray of shape (m, q)
         Fisher discriminants of the test rows that are drawn.
+    discriminants_problem : str
+        Why there are no discriminants, as when no shrinkage predicts a left-out row right; empty if there are.
     embedding : Embedding, optional
         t-SNE of the features, if it was requested and openTSNE is installed.
     """
@@ -69,6 +71,7 @@ class KernelResult:
     eigenvalues: Array
     dropped: Array
     discriminants: Array
+    discriminants_problem: str = ""
     embedding: Embedding | None = None
 
     def to_table_row(self) -> Row:
@@ -113,13 +116,29 @@ class Comparison:
         """The table, with a row for each kernel."""
         return Table("Kernels", [result.to_table_row() for result in self.compared])
 
-    def __str__(self) -> str:
+    def _list_problems(self) -> list[str]:
+        """Return a sentence for each kernel that is left out, or has no discriminants."""
         refused = (f"{name} is left out: {reason}" for name, reason in self.refused.items())
-        return "\n".join([*self.table.format_lines(), "", *self.words, *refused])
+        return [*refused, *self._list_missing_discriminants()]
+
+    def _list_missing_discriminants(self) -> list[str]:
+        without = [(one.name, one.discriminants_problem) for one in self.compared if one.discriminants_problem]
+        return [f"{name} has no discriminants: {reason}" for name, reason in without]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.table.format_lines(), "", *self.words, *self._list_problems()])
 
     def to_json(self) -> str:
-        """Return the table, the kernels left out and the sentences about the measurements as JSON."""
-        return json.dumps({"kernels": self.table.to_json_rows(), "refused": dict(self.refused), "about": self.words})
+        """Return the table, the kernels left out and the sentences about the measurements as JSON.
+
+        The `config` of a kernel is what ``--kernel`` takes; it is None for a function of the user.
+        """
+        rows = [
+            {**row, "config": serialization.to_config(one.kernel) if serialization.is_code_free(one.kernel) else None}
+            for row, one in zip(self.table.to_json_rows(), self.compared, strict=True)
+        ]
+        about = [*self.words, *self._list_missing_discriminants()]
+        return json.dumps({"kernels": rows, "refused": dict(self.refused), "about": about})
 
     def to_html(self) -> str:
         """Return a self-contained HTML page with the table and the plots of each kernel.
@@ -129,8 +148,7 @@ class Comparison:
         MissingExtraError
             Matplotlib is not installed.
         """
-        refused = [f"{name} is left out: {reason}" for name, reason in self.refused.items()]
-        notes = [*self.words, *refused, *([self._tsne_problem] if self._tsne_problem else [])]
+        notes = [*self.words, *self._list_problems(), *([self._tsne_problem] if self._tsne_problem else [])]
         sections = [
             html_page.Section(result.name, (), tuple(_draw_pictures(result, self._labels, self._test_labels)))
             for result in self.compared
@@ -158,7 +176,7 @@ def _draw_pictures(result: KernelResult, labels: LabelArray, test_labels: LabelA
                 f"Scatter plot of {len(points):,} {side} rows in the plane of t-SNE, coloured by label.",
                 f"t-SNE of the feature space, {verb} {len(points):,} {side} rows.",
             )
-    if result.discriminants.shape[1]:  # classes with equal means have no discriminant
+    if result.discriminants.shape[1]:  # classes with equal means have none
         yield html_page.draw_picture(
             partial(_plot_points, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
             f"Plot of {len(result.discriminants):,} test rows along the Fisher discriminants, coloured by label.",

@@ -377,9 +377,9 @@ def _solve_moments(moments: Moments, options: ComponentOptions, centered: bool) 
 
 def compute_moments_of_landmarks(root: Root, weights: Array, weighted_diagonal_sum: float) -> tuple[Moments, Array]:
     """Return the moments of the landmarks' features, which have weights (N,), and these features (N, r)."""
-    F, total = root.landmark_features(), float(weights.sum())
-    equal = bool((root.scales == root.scales[0]).all()) and bool((weights == 1).all()) and not root.triangular
-    second = root.values * root.scales[0] ** 2 if equal else (F * weights[:, np.newaxis]).T @ F
+    F, total, unit = root.landmark_features(), float(weights.sum()), bool((weights == 1).all())
+    equal = unit and bool((root.scales == root.scales[0]).all()) and not root.triangular
+    second = root.values * root.scales[0] ** 2 if equal else (F if unit else F * weights[:, np.newaxis]).T @ F
     return Moments(second, weights @ F / total, total, weighted_diagonal_sum, len(F)), F
 
 

@@ -235,6 +235,19 @@ def test_a_plan_refuses_eigenvectors_that_lapack_does_not_compute_as_the_fit_doe
     assert str(planned.value) == str(fitted.value)
 
 
+def test_pivots_of_many_rows_may_be_few_enough_for_eigenvectors():
+    X = (np.arange(40_000) % 3)[:, np.newaxis].astype(float)
+    phi = dkfm.ExactFeatureMap(GAUSSIAN, landmarks="pivots")
+    assert "then eigenvectors" in dkfm.plan_fit(phi, X).method
+    assert phi.fit(X).rank_ == 3
+
+
+def test_a_numpy_integer_is_a_number_of_components():
+    plans = [dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (40_000, 3)) for q in (5, np.int64(5))]
+    assert plans[0].method == plans[1].method
+    assert plans[0].model_bytes == plans[1].model_bytes
+
+
 def test_on_a_cluster_a_matrix_of_several_tiles_is_on_disk_and_tasks_have_a_size(client):
     plan = dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (5000, 10), client=client)
     assert plan.disk_bytes > 8 * 5000**2

@@ -19,6 +19,7 @@ from dkfm.errors import DkfmWarning, InvalidInputError
         ({"shrinkage": "much"}, "finite number >= 0"),
         ({"shrinkage": np.nan}, "finite number >= 0"),
         ({"shrinkage": True}, "finite number >= 0"),
+        pytest.param({"shrinkage": 10**400}, "finite number >= 0", id="huge"),
         ({"shrinkage": 0}, "singular"),
         ({"priors": [0.5, 0.5]}, "each of the 3 classes"),
         ({"priors": [0.5, 0.5, 0.0]}, "positive"),
@@ -104,6 +105,14 @@ def test_the_command_line_takes_labels_from_a_column_of_a_table(run, data):
     assert fda.classes_.dtype == np.int64
 
 
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "9" * 400, "much"])
+@pytest.mark.parametrize("command", ["fit no.npy new --method fisher --labels y.npy", "compare no.npy --labels y"])
+def test_a_shrinkage_that_is_none_is_a_usage_error(run, command, value):
+    result = run(f"{command} --kernel gaussian --shrinkage {value}")
+    assert result.exit_code == 2
+    assert f'{value} is no number >= 0, nor "auto"' in result.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -116,7 +125,6 @@ def test_the_command_line_takes_labels_from_a_column_of_a_table(run, data):
         ("--labels same.npy", "1 class"),
         ("--labels numbers.npy", "label a row"),
         ("--labels y.npy --shrinkage 0", "singular"),
-        ("--labels y.npy --shrinkage -1", ">= 0"),
         ("--labels y.npy --components 0.5", "positive integer"),
         ("--label-column y", "column of a table"),
     ],
@@ -177,3 +185,19 @@ def test_only_a_feature_map_has_discriminants_in_its_features(data):
     for other in (None, KernelPCA(2).fit(data[0])):
         with pytest.raises(InvalidInputError, match="must be an ExactFeatureMap"):
             KernelFisher.from_map(other, data[1])
+
+
+@pytest.mark.parametrize("basis", ["spectral", "cholesky"])
+def test_a_map_of_rank_0_has_no_discriminants(basis):
+    X, y = np.zeros((10, 2)), np.arange(10) % 2
+    with pytest.warns(DkfmWarning, match="no features"):
+        phi = dkfm.ExactFeatureMap(kernels.Linear(), basis=basis).fit(X)
+    with pytest.raises(InvalidInputError, match="do not vary within their classes"):
+        KernelFisher.from_map(phi, y, X)
+
+
+def test_info_and_json_have_the_shrinkage_that_is_chosen(run):
+    line = "fit train.npy chosen --method fisher --labels y.npy --kernel gaussian --shrinkage auto --json --quiet"
+    fitted, known = json.loads(run(line).stdout), json.loads(run("info chosen --json").stdout)
+    assert fitted["shrinkage"] == known["shrinkage"] == dkfm.load("chosen").shrinkage_
+    assert known["parameters"]["shrinkage"] == "auto"

@@ -13,9 +13,14 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import dkfm
 from dkfm import kernels
+from dkfm.cli import option_parsing
 from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
 from dkfm.kernel_comparison import compare, labelled_rows, tsne_embedding
 from helpers.compared_digits import K1, NAMES, Parsed
+
+
+def multiply_rows(X, Y):
+    return X @ Y.T
 
 
 def figures(comparison):
@@ -140,6 +145,29 @@ def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
         dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0)}, X, y)
 
 
+def test_a_kernel_without_discriminants_keeps_its_other_figures():
+    X, y = np.arange(8.0)[:, np.newaxis], np.arange(8) % 2  # the neighbours of each row are of the other class
+    found = dkfm.compare_kernels({"a": kernels.Gaussian(1.0)}, X, y, test=X, test_labels=y)
+    one = found.compared[0]
+    expected = dkfm.compare_kernels({"a": kernels.Gaussian(1.0)}, X, y, test=X, test_labels=y, shrinkage=1e-3)
+    assert not found.refused
+    assert np.isnan([one.fisher_accuracy, one.shrinkage]).all()
+    assert (one.rank, one.neighbour_accuracy) == (8, expected.compared[0].neighbour_accuracy)
+    assert 'a has no discriminants: shrinkage="auto" finds no row' in str(found)
+    told = json.loads(found.to_json())
+    assert told["kernels"][0]["Fisher_accuracy"] is None
+    assert told["about"][-1].startswith("a has no discriminants: ")
+    assert "a has no discriminants" in found.to_html()
+
+
+def test_json_has_kernels_as_the_command_line_takes_them(rows):
+    found = json.loads(
+        dkfm.compare_kernels([kernels.Gaussian(2.0), kernels.Function(multiply_rows)], *rows[:2]).to_json()
+    )["kernels"]
+    assert option_parsing.parse_kernel(json.dumps(found[0]["config"])) == kernels.Gaussian(2.0)
+    assert found[1]["config"] is None
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -239,6 +267,7 @@ MEMORY = """
 import sys
 import numpy as np
 import dkfm
+from dkfm import kernels
 from dkfm.core import cpus
 from dkfm.execution import memory
 
@@ -246,16 +275,20 @@ cpus.COUNT = 1
 n, shrinkage = int(sys.argv[1]), sys.argv[2] if sys.argv[2] == "auto" else float(sys.argv[2])
 X = np.random.default_rng(0).normal(size=(n, 5))
 y = X[:, 0] > 0
-dkfm.compare_kernels(["gaussian"], X[:300], y[:300], shrinkage=shrinkage)
+X[0] *= float(sys.argv[3])
+kernel = kernels.Linear() + kernels.Gaussian(2.0)
+dkfm.compare_kernels([kernel], X[:300], y[:300], shrinkage=shrinkage)
 before = memory.peak_memory()
-dkfm.compare_kernels(["gaussian"], X, y, test=X[:300], test_labels=y[:300], shrinkage=shrinkage)
+dkfm.compare_kernels([kernel], X, y, test=X[:300], test_labels=y[:300], shrinkage=shrinkage)
 print(memory.peak_memory() - before)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shrinkage", ["auto", "0.001"])
-def test_a_comparison_takes_three_matrices(shrinkage):
+@pytest.mark.parametrize(
+    "arguments", [("0.001", "1"), ("auto", "1"), ("auto", "1e5")], ids=["given", "chosen", "chosen in each fold"]
+)
+def test_a_comparison_takes_three_matrices(arguments):
     n = 2500
-    taken = int(subprocess.check_output([sys.executable, "-c", MEMORY, str(n), shrinkage]))
+    taken = int(subprocess.check_output([sys.executable, "-W", "ignore", "-c", MEMORY, str(n), *arguments]))
     assert 16 * n**2 < taken < 24 * n**2 + 2**26  # and tiles of distances, 32 MB

@@ -1,5 +1,6 @@
 """The shrinkage that is chosen, held against a fit of each fold for each shrinkage."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,28 @@ def test_the_closed_form_predicts_what_a_fit_of_each_fold_predicts(kernel, share
     X, y = draw(shares, seed)
     w = np.random.default_rng(seed).uniform(0.2, 5, len(y)) if weighted else None
     require_direct_choice(kernel, X, y, w)
+
+
+def test_the_memory_of_the_choice_is_what_its_threads_are_counted_by(rng):
+    n = 1000
+    X, y = rng.normal(size=(n, 3)), np.arange(n) % 3
+    classes = Classes(y, np.ones(n), 3)
+    spectral = decompose(kernels.Gaussian(1.0)(X, X), classes)
+    tracemalloc.start()
+    try:
+        shrinkage.choose_shrinkage(spectral, classes)
+        whole = tracemalloc.get_traced_memory()[1]
+        regression = shrinkage._Regression.from_eigenvectors(spectral, classes)
+        fold = shrinkage._LeftOutRows(regression, next(iter(shrinkage._split_rows(classes))))
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        fold.predict_indicators(1e-3)
+        one = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    square = 8 * n * n
+    assert 0.7 * shrinkage._THREAD_SQUARES * square < one < shrinkage._THREAD_SQUARES * square
+    assert whole < (shrinkage._SHARED_SQUARES + shrinkage._THREAD_SQUARES) * square
 
 
 @pytest.mark.costly

@@ -1,5 +1,6 @@
 """Fit kernel Fisher discriminants, and certify them."""
 
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def check_shrinkage(shrinkage: object) -> float | None:
     if isinstance(shrinkage, str) and shrinkage == "auto":
         return None
     is_number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
-    if not (is_number and 0 <= cast("float", shrinkage) < np.inf):
+    if not (is_number and 0 <= cast("float", shrinkage) <= sys.float_info.max):
         raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
     return float(cast("float", shrinkage))
 
@@ -181,7 +182,9 @@ def _choose_shrinkage_and_solve(
         )
     spectral = fisher.decompose_gram(K, classes, on_indefinite)
     with single_blas_thread():
-        chosen = shrinkage.choose_shrinkage(spectral, classes, 1 if is_inside_worker() else cpus.COUNT)
+        most = 1 if is_inside_worker() else cpus.COUNT
+        threads = shrinkage.count_threads(len(classes.codes), memory.clear_caches_and_measure_memory(), most)
+        chosen = shrinkage.choose_shrinkage(spectral, classes, threads)
     return chosen, fisher.solve_from_eigenvectors(spectral, classes, chosen)
 
 

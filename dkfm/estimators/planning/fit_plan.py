@@ -201,6 +201,8 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     selects_pivots = isinstance(estimator.landmarks, str) and estimator.landmarks in ("pivots", "random_pivots")
     visited = landmarks.SAMPLED_ROWS if estimator.certify == "sample" else rows.n
     if estimator.basis != "cholesky":
+        if not selects_pivots or estimator.n_landmarks is not None:  # else their number is at most that
+            memory.require_lapack_order(count)
         plan = _plan_eigenvectors(estimator, chosen, rows.n)
         plan = _combine_consecutive_plans(_plan_pivots(estimator, rows, count), plan) if selects_pivots else plan
     else:
@@ -213,7 +215,6 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
 
 def _plan_eigenvectors(estimator: Any, chosen: PlannedRows, n: int) -> FitPlan:
     """Return the plan of the eigenvectors of the landmarks' Gram matrix, beside n training rows."""
-    memory.require_lapack_order(chosen.n)
     may_rotate = estimator.basis == "symmetric" and estimator.on_indefinite != "clip"
     peak = chosen.estimate_fit_bytes(budget.ROTATION_SQUARES)
     peak = peak if may_rotate and peak <= memory.clear_caches_and_measure_memory() else 0
@@ -312,7 +313,8 @@ def _forecast_rank(sample: TrainingData, n: int, tol: float | None) -> int:
 
 
 def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
-    n, d, q, solver = rows.n, rows.d, estimator.n_components, estimator._get_options(pca.SolverOptions)
+    n, d, q = rows.n, rows.d, pca.check_n_components(estimator.n_components)
+    solver = estimator._get_options(pca.SolverOptions)
     kernel, free = rows.kernel, memory.clear_caches_and_measure_memory()
     squares = pca.count_dense_squares(n, q, solver)
     if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel, squares)):

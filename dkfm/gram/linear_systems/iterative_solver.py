@@ -133,6 +133,9 @@ class IterativeSolver:
 def _decompose_features(kernel: Kernel, X: Rows, roots: Array, options: SystemOptions) -> tuple[Array, Array]:
     """Return the left singular vectors (N, r) and squared singular values (r,) of the weighted features of all rows."""
     n, pivots = X.shape[0], _find_pivots(kernel, X, options)
+    log_stage(
+        "root", f"{n:,} x {len(pivots.row_indices):,} features of these pivots, decomposed in this process", rows=n
+    )
     evaluate, features = kernel.make_evaluator(X[pivots.row_indices]), np.empty((n, len(pivots.row_indices)), order="F")
     for piece in chunking.row_slices(n, _PIECE_ROWS):
         features[piece] = roots[piece] * (evaluate(X[piece]) @ pivots.root.weights)

@@ -189,10 +189,10 @@ def solve_discriminants_of_map(
     from scipy.linalg import blas, cho_factor, cho_solve
 
     means, shares = class_sums / classes.class_weight_sums[:, np.newaxis], classes.class_weight_shares
-    mean = shares @ means
-    centred = means - mean
+    centred = means - shares @ means
     within = np.divide(second_moment, classes.total, out=second_moment).T  # Fortran-contiguous
-    within = blas.dsyrk(-1, (means * np.sqrt(shares)[:, np.newaxis]).T, beta=1, c=within, lower=1, overwrite_c=1)
+    if within.size:
+        within = blas.dsyrk(-1, (means * np.sqrt(shares)[:, np.newaxis]).T, beta=1, c=within, lower=1, overwrite_c=1)
     between = shares * np.square(centred).sum(axis=1)
     ridge = shrinkage * within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total
     within.flat[:: len(within) + 1] += ridge
@@ -208,9 +208,9 @@ def solve_discriminants_of_map(
     if len(ratios) and 1 / (1 + ratios[0]) <= _MIN_WITHIN:
         raise _make_singular_error(1 / (1 + float(ratios[0])))
     combinations = A * shares[:, np.newaxis] / np.sqrt(ratios)
-    directions = _diagonalize_prior_scatter(combinations, A * np.sqrt(ratios), ratios, classes)
-    U = V @ directions.combinations
-    return Discriminants(W @ U, mean @ U, directions.between_class_variances, directions.means, ridge, U.T @ U)
+    found = _diagonalize_prior_scatter(combinations, A * np.sqrt(ratios), ratios, classes)
+    U = V @ found.combinations
+    return Discriminants(W @ U, shares @ means @ U, found.between_class_variances, found.means, ridge, U.T @ U)
 
 
 def make_discriminant_heads(found: Discriminants, classes: Classes, n_components: int | None) -> dict[str, Head]:

@@ -32,6 +32,9 @@ _FOLDS = 5
 _MIN_REST = 1e-2
 """Smallest share of the squared lengths that the rows outside a fold have if one decomposition is as exact as five."""
 
+_SHARED_SQUARES, _THREAD_SQUARES = 1.25, 0.25
+"""Number of (N, N) arrays that `choose_shrinkage` needs beside the decomposition, and for each thread."""
+
 _PRODUCT_COLUMNS = 512
 """Number of columns that are scaled and multiplied together."""
 
@@ -43,6 +46,15 @@ def predict_choice_seconds(n: int) -> float:
     4.7
     """
     return len(SHRINKAGE_GRID) * n**3 / _FOLDS / 4.6e10
+
+
+def count_threads(n: int, room: int, most: int) -> int:
+    """Return how many of at most `most` threads `choose_shrinkage` may have, in `room` bytes beside the decomposition.
+
+    >>> [count_threads(1000, squares * 8 * 1000**2, 16) for squares in (1, 2, 3, 5)]
+    [1, 3, 7, 15]
+    """
+    return max(1, min(most, int((room / (8 * n * n) - _SHARED_SQUARES) / _THREAD_SQUARES)))
 
 
 def choose_shrinkage(spectral: SpectralGram, classes: Classes, threads: int = 1) -> float:
@@ -124,7 +136,9 @@ class _Fold(Protocol):
 
 def _choose_by_weights(correct: Array) -> float:
     if not correct.any():
-        raise InvalidInputError('shrinkage="auto" finds no row that the others predict right; give it a number.')
+        raise InvalidInputError(
+            'shrinkage="auto" finds no row that the others predict right; scale the columns, or give it a number.'
+        )
     return SHRINKAGE_GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
@@ -136,6 +150,7 @@ def _weigh_correct_in_folds(folds: Iterator[_Fold], threads: int) -> Array:
             with suppress(InvalidInputError):  # the training rows do not vary within their classes
                 spread = fold.within_class_scatter_trace()
                 correct += list(pool.map(partial(_correct_weight, fold, spread), SHRINKAGE_GRID))
+            del fold  # freed before there is the next one
     return correct
 
 
