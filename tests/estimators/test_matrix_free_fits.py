@@ -11,11 +11,11 @@ from sklearn.base import clone
 from sklearn.decomposition import KernelPCA as Peer
 
 from dkfm import KernelPCA, kernels
-from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError, KernelError
+from dkfm.errors import BudgetError, ConvergenceError, DkfmWarning, InvalidInputError, KernelError
 from dkfm.estimators.fitting import eigenproblem_setup, fit_certificates
 from dkfm.execution import lazy_scoring, memory
 from dkfm.files import temporary_folders
-from dkfm.gram import product_costs
+from dkfm.gram import matrix_free, product_costs
 from dkfm.gram.product_costs import ProductMethod
 from dkfm.numerics.eigensolvers import lanczos
 from helpers.harness import left
@@ -152,6 +152,21 @@ def test_a_start_from_some_rows_saves_products_and_finds_the_same(
     np.testing.assert_allclose(near.eigenvalues_, random.eigenvalues_, rtol=1e-11)
     atol = 1e-10 * near.eigenvalues_[0] ** 0.5
     np.testing.assert_allclose(near.transform(X[:50]), random.transform(X[:50]), rtol=0, atol=atol)
+
+
+def test_a_fit_goes_on_from_a_state_whose_start_was_another(rng, method, monkeypatch, tmp_path):
+    X = rng.normal(size=(1600, 8))
+    method(ProductMethod.MATRIX_FREE)
+    pca = KernelPCA(4, kernel=kernels.Gaussian(2.0), eigen_solver="arpack", workspace=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(product_costs, "has_near_start", lambda kernel: False)  # as on a machine that rounds otherwise
+        _, whole = count_products(patch, lambda: clone(pca).set_params(workspace=None).fit(X))
+        with pytest.raises(ConvergenceError):
+            clone(pca).set_params(max_iter=whole - 1).fit(X)
+    taken, multiply = [], matrix_free.MatrixFreeGram.__matmul__
+    monkeypatch.setattr(matrix_free.MatrixFreeGram, "__matmul__", lambda *given: taken.append(1) or multiply(*given))
+    clone(pca).fit(X)
+    assert len(taken) == 2  # the last one before was not kept, for its residuals were read
 
 
 @pytest.mark.parametrize("centered", [True, False])

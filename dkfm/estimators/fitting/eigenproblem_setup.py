@@ -112,30 +112,30 @@ def choose_product_cost(data: TrainingData, q: int, tile_rows: int | None, works
     return costs[0]
 
 
-def make_start(data: TrainingData, method: ProductMethod, q: int, weighting: Weighting, rng: RandomState) -> Array:
-    """Return the first block (N, p) of Lanczos for q components; the results depend on it by rounding, or by `tol`.
+def improve_start(
+    start: Array, data: TrainingData, method: ProductMethod, weighting: Weighting, rng: RandomState
+) -> None:
+    """Move a random first block (N, p) of Lanczos, in place, near the first eigenvectors, if that saves a product.
 
-    It is random. For products whose values are computed anew, it is near eigenvectors of the matrix of some rows,
-    extended to all rows by their kernel values (Williams and Seeger, 2001): this saves a product or two.
+    For products whose values are computed anew, eigenvectors of the matrix of some rows are extended to all rows by
+    their kernel values (Williams and Seeger, 2001). The components depend on the start by rounding, or by `tol`.
     """
-    n = data.indexable_rows.shape[0]
-    p, m = lanczos.choose_block_columns(n, q), min(_START_ROWS, n // _ROWS_PER_START_ROW)
-    start: Array = rng.normal(size=(n, p))
+    n, p = start.shape
+    m = min(_START_ROWS, n // _ROWS_PER_START_ROW)
     if method is not ProductMethod.MATRIX_FREE or m < 2 * p or not product_costs.has_near_start(data.kernel):
-        return start
+        return
     sample = np.sort(rng.choice(n, m, replace=False))
     try:
         near = _extend_eigenvectors(data, sample, p, weighting)
     except (KernelError, InvalidInputError):  # they would name rows of the sample or of a tile; the products name X's
-        return start
+        return
     largest = np.abs(near).max(axis=0)  # squares may overflow or underflow
     if not np.isfinite(largest).all() or not largest.all():
-        return start
+        return
     near /= largest
     near /= np.linalg.norm(near, axis=0)
     start *= _RANDOM_LENGTH / np.sqrt(n)
     start += near
-    return start
 
 
 def _extend_eigenvectors(data: TrainingData, sample: Indices, p: int, weighting: Weighting) -> Array:

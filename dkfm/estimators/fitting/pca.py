@@ -206,7 +206,7 @@ def _fit_by_lanczos(
     cost = eigenproblem_setup.choose_product_cost(data, q, solver.tile_rows, solver.workspace)
     what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {cost.method}"
     log_stage("root", what, seconds=cost.seconds, rows=n, components=q, products=limit)
-    start = eigenproblem_setup.make_start(data, cost.method, q, weighting, rng)
+    start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     with (
         _open_checkpoint(data, cost, start, options, weighting, solver) as checkpoint,
         eigenproblem_setup.open_eigenproblem(
@@ -214,6 +214,8 @@ def _fit_by_lanczos(
         ) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
+        # A state belongs to the random block: what is added to it may round otherwise on another machine.
+        eigenproblem_setup.improve_start(start, data, cost.method, weighting, rng)
         checkpoint.means = problem.means
 
         def multiply_and_count(V: Array) -> Array:
