@@ -244,7 +244,7 @@ def _describe_measurements(rows: LabelledRows, chooses_shrinkage: bool) -> Itera
     penalty = "Shrinkage: as given; noisy rows need more than others."
     if chooses_shrinkage:
         penalty = "Shrinkage: chosen for each kernel, to predict each fifth of the training rows best from the others; "
-        penalty += "give it to the fit that follows, whose default is another."
+        penalty += "name it in a fit (--shrinkage), which takes 0.001 otherwise."
     sample = "the training rows" if sampled == n else f"{sampled:,} training rows, taken at random"
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "
