@@ -2,8 +2,8 @@
 
 import json
 import re
-import subprocess
 import sys
+import tracemalloc
 
 import dask.array as da
 import numpy as np
@@ -14,6 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 import dkfm
 from dkfm import kernels
 from dkfm.cli import option_parsing
+from dkfm.core import cpus
 from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
 from dkfm.kernel_comparison import compare, labelled_rows, tsne_embedding
 from helpers.compared_digits import K1, NAMES, Parsed
@@ -263,32 +264,30 @@ def test_the_memory_of_a_comparison_is_checked_with_the_values_of_a_row(monkeypa
     assert checked == [(30, 7)]
 
 
-MEMORY = """
-import sys
-import numpy as np
-import dkfm
-from dkfm import kernels
-from dkfm.core import cpus
-from dkfm.execution import memory
-
-cpus.COUNT = 1
-n, shrinkage = int(sys.argv[1]), sys.argv[2] if sys.argv[2] == "auto" else float(sys.argv[2])
-X = np.random.default_rng(0).normal(size=(n, 5))
-y = X[:, 0] > 0
-X[0] *= float(sys.argv[3])
-kernel = kernels.Linear() + kernels.Gaussian(2.0)
-dkfm.compare_kernels([kernel], X[:300], y[:300], shrinkage=shrinkage)
-before = memory.peak_memory()
-dkfm.compare_kernels([kernel], X, y, test=X[:300], test_labels=y[:300], shrinkage=shrinkage)
-print(memory.peak_memory() - before)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments", [("0.001", "1"), ("auto", "1"), ("auto", "1e5")], ids=["given", "chosen", "chosen in each fold"]
+    ("shrinkage", "factor", "squares"),
+    [(1e-3, 1.0, 3), ("auto", 1.0, 3), ("auto", 1e5, 3.6)],  # the last row decomposes each fold beside the matrix
+    ids=["given", "chosen", "chosen in each fold"],
 )
-def test_a_comparison_takes_three_matrices(arguments):
-    n = 2500
-    taken = int(subprocess.check_output([sys.executable, "-W", "ignore", "-c", MEMORY, str(n), *arguments]))
-    assert 16 * n**2 < taken < 24 * n**2 + 2**26  # and tiles of distances, 32 MB
+def test_a_comparison_takes_three_matrices(rng, monkeypatch, shrinkage, factor, squares):
+    monkeypatch.setattr(cpus, "COUNT", 1)
+    n, taken = 1500, 0
+    X = rng.normal(size=(n, 5))
+    y = X[:, 0] > 0
+    X[0] *= factor
+    for rows in (300, n):  # imports and pools are there before
+        tracemalloc.start()
+        try:
+            dkfm.compare_kernels(
+                [kernels.Linear() + kernels.Gaussian(2.0)],
+                X[:rows],
+                y[:rows],
+                test=X[:300],
+                test_labels=y[:300],
+                shrinkage=shrinkage,
+            )
+            taken = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert 16 * n**2 < taken < 8.1 * squares * n**2

@@ -1,7 +1,9 @@
 """The shrinkage that is chosen, held against a fit of each fold for each shrinkage."""
 
 import tracemalloc
+import weakref
 from dataclasses import replace
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -90,6 +92,29 @@ def test_the_closed_form_predicts_what_a_fit_of_each_fold_predicts(kernel, share
     X, y = draw(shares, seed)
     w = np.random.default_rng(seed).uniform(0.2, 5, len(y)) if weighted else None
     require_direct_choice(kernel, X, y, w)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("way", ["_LeftOutRows", "_DecomposedFold"])
+def test_a_fold_is_freed_before_there_is_the_next_one(monkeypatch, way, threads):
+    X, y = draw(SHARES["balanced"], 0)
+    K, classes, seen, lock = kernels.Gaussian(1.0)(X, X), Classes(y, np.ones(90), 4), [], Lock()
+    solve = getattr(shrinkage, way).predict_indicators
+
+    def predict(fold, ridge):
+        with lock:
+            if not any(other() is fold for other in seen):
+                assert not any(other() for other in seen)
+                seen.append(weakref.ref(fold))
+        return solve(fold, ridge)
+
+    monkeypatch.setattr(getattr(shrinkage, way), "predict_indicators", predict)
+    if way == "_LeftOutRows":
+        shrinkage.choose_shrinkage(decompose(K, classes), classes, threads)
+    else:
+        shrinkage.choose_shrinkage_by_folds(K, classes, "raise")
+    assert len(seen) == 5
+    assert not any(other() for other in seen)
 
 
 def test_the_memory_of_the_choice_is_what_its_threads_are_counted_by(rng):

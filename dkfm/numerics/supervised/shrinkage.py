@@ -145,12 +145,15 @@ def _choose_by_weights(correct: Array) -> float:
 def _weigh_correct_in_folds(folds: Iterator[_Fold], threads: int) -> Array:
     """Return the weight of the correctly predicted rows, for each shrinkage of `SHRINKAGE_GRID`."""
     correct = np.zeros(len(SHRINKAGE_GRID))
-    with ThreadPoolExecutor(threads, thread_name_prefix="dkfm-shrinkage") as pool:
-        for fold in folds:
-            with suppress(InvalidInputError):  # the training rows do not vary within their classes
-                spread = fold.within_class_scatter_trace()
-                correct += list(pool.map(partial(_correct_weight, fold, spread), SHRINKAGE_GRID))
-            del fold  # freed before there is the next one
+    for fold in folds:
+        # Threads that have ended hold no fold: each is freed before there is the next one.
+        with (
+            suppress(InvalidInputError),  # the training rows do not vary within their classes
+            ThreadPoolExecutor(threads, thread_name_prefix="dkfm-shrinkage") as pool,
+        ):
+            spread = fold.within_class_scatter_trace()
+            correct += list(pool.map(partial(_correct_weight, fold, spread), SHRINKAGE_GRID))
+        del fold
     return correct
 
 
