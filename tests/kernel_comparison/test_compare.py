@@ -276,17 +276,11 @@ def test_a_comparison_takes_three_matrices(rng, monkeypatch, shrinkage, factor, 
     X = rng.normal(size=(n, 5))
     y = X[:, 0] > 0
     X[0] *= factor
-    for rows in (300, n):  # imports and pools are there before
+    named, given = [kernels.Linear() + kernels.Gaussian(2.0)], {"test": X[:300], "test_labels": y[:300]}
+    for _ in range(2):  # what is imported, and prepared once, is there before the second
         tracemalloc.start()
         try:
-            dkfm.compare_kernels(
-                [kernels.Linear() + kernels.Gaussian(2.0)],
-                X[:rows],
-                y[:rows],
-                test=X[:300],
-                test_labels=y[:300],
-                shrinkage=shrinkage,
-            )
+            dkfm.compare_kernels(named, X, y, **given, shrinkage=shrinkage)
             taken = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
