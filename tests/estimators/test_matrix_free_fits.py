@@ -166,14 +166,18 @@ def test_a_fit_goes_on_from_a_state_whose_start_was_another(rng, method, monkeyp
     taken, multiply = [], matrix_free.MatrixFreeGram.__matmul__
     monkeypatch.setattr(matrix_free.MatrixFreeGram, "__matmul__", lambda *given: taken.append(1) or multiply(*given))
     clone(pca).fit(X)
-    assert len(taken) == 2  # the last one before was not kept, for its residuals were read
+    assert len(taken) == 2  # the last product of the first fit was not kept
 
 
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize(
     "rows",
-    [lambda rng: np.ones((1500, 2)), lambda rng: np.repeat(rng.normal(size=(3, 2)), 500, axis=0)],
-    ids=["equal", "three"],
+    [
+        lambda rng: np.zeros((1500, 2)),
+        lambda rng: np.ones((1500, 2)),
+        lambda rng: np.repeat(rng.normal(size=(3, 2)), 500, axis=0),
+    ],
+    ids=["zero", "equal", "three"],
 )
 def test_rows_of_low_rank_have_a_start(rng, method, rows, centered):
     X = rows(rng)

@@ -119,16 +119,13 @@ def improve_start(
 
     For products whose values are computed anew, eigenvectors of the matrix of some rows are extended to all rows by
     their kernel values (Williams and Seeger, 2001). The components depend on the start by rounding, or by `tol`.
+    The product that gave the means has seen all kernel values, and named the rows of one that is not finite.
     """
     n, p = start.shape
     m = min(_START_ROWS, n // _ROWS_PER_START_ROW)
     if method is not ProductMethod.MATRIX_FREE or m < 2 * p or not product_costs.has_near_start(data.kernel):
         return
-    sample = np.sort(rng.choice(n, m, replace=False))
-    try:
-        near = _extend_eigenvectors(data, sample, p, weighting)
-    except (KernelError, InvalidInputError):  # they would name rows of the sample or of a tile; the products name X's
-        return
+    near = _extend_eigenvectors(data, np.sort(rng.choice(n, m, replace=False)), p, weighting)
     largest = np.abs(near).max(axis=0)  # squares may overflow or underflow
     if not np.isfinite(largest).all() or not largest.all():
         return
