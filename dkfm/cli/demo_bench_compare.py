@@ -73,6 +73,12 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
     help="Shrinkage of the Fisher discriminants, or auto, which chooses it for each kernel. [auto]",
 )
 @click.option(
+    "--on-indefinite",
+    type=click.Choice(["raise", "clip"]),
+    default="raise",
+    help="Leave out a kernel that is not positive semi-definite, or drop its negative part. [raise]",
+)
+@click.option(
     "--sample", metavar="N", type=click.IntRange(min=1), help="Compare on N rows of TRAIN, drawn at random. [all]"
 )
 @click.option("--test", metavar="TEST", help="Rows to test on. [a quarter of TRAIN]")
@@ -90,6 +96,7 @@ def compare(
     id_column: str | None,
     standardize: bool,
     shrinkage: float | Literal["auto"],
+    on_indefinite: Literal["raise", "clip"],
     sample: int | None,
     test: str | None,
     test_labels: str | None,
@@ -133,6 +140,8 @@ def compare(
         ]
         require_disjoint(Path(html).absolute(), "page", [rows.location, *inputs])
     names = list(rows.columns) if isinstance(rows, NamedColumns) else None
+    if names is not None and features is None:
+        option_parsing.warn_of_ids(names, id_column)
     if label_column is not None:
         if names is None:
             raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
@@ -147,6 +156,7 @@ def compare(
         test=held_out,
         test_labels=t,
         shrinkage=shrinkage,
+        on_indefinite=on_indefinite,
         standardize=standardize,
         embedding=html is not None,
         sample=sample,

@@ -44,6 +44,11 @@ def remember_options(words: Sequence[str]) -> None:
     _options = options[: options.index("--") if "--" in options else None]
 
 
+def has_option(name: str) -> bool:
+    """Return whether the command line has an option that takes a value."""
+    return any(word.partition("=")[0] == name for word in _options)
+
+
 def find_exit_code(kind: type[BaseException]) -> int:
     """Return the exit code of a command that ends with an error of a class.
 

@@ -3,7 +3,6 @@
 Options, kernel, input and output are checked before scikit-learn is imported, which takes seconds.
 """
 
-import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from dkfm import estimators
 from dkfm.cli import option_parsing as arguments
 from dkfm.cli import process
 from dkfm.core import chunking
-from dkfm.errors import DkfmWarning, InvalidInputError
+from dkfm.errors import InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 
 _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "build", "random_state"
 """Options of the method features alone."""
-
-_ID_NAMES = "id", "ids", "index"
-"""Names of columns that are hardly features, beside those that end with "_id"."""
 
 _SAMPLED_ROWS = 4096
 """Rows from which a plan takes the scales of columns."""
@@ -195,19 +191,10 @@ def _open_table(train: str, model: str, options: FitOptions, feature_map: "Exact
     )
     arguments.require_table(options.exclude_columns, isinstance(table, NamedColumns), train)
     if options.columns is None and options.map_path is None and isinstance(table, NamedColumns):
-        _warn_of_ids(list(table.columns), options.id_column)
+        arguments.warn_of_ids(list(table.columns), options.id_column)
     inputs = [table.location, *(Path(path) for path in (options.map_path, options.y_path) if path is not None)]
     require_disjoint(locate(model), "model", inputs)
     return table
-
-
-def _warn_of_ids(features: list[str], id_column: str | None) -> None:
-    """Warn if the name of a feature is one of ids: distances would be those of the ids."""
-    for name in features:
-        if name.lower() in _ID_NAMES or name.lower().endswith("_id"):
-            remedy = "" if id_column else f"give --id-column {name}, or "
-            advice = f"if it identifies rows, {remedy}leave it out with --exclude-columns"
-            warnings.warn(f"The column {name!r} is a feature; {advice}.", DkfmWarning, stacklevel=2)
 
 
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:

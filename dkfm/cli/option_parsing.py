@@ -3,13 +3,14 @@
 import json
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dkfm.errors import InvalidInputError, extract_reason, shorten
+from dkfm.errors import DkfmWarning, InvalidInputError, extract_reason, shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _MAX_LOGGED = 20
 """Largest number of features that the log names."""
+
+_ID_NAMES = "id", "ids", "index"
+"""Names of columns that are hardly features, beside those that end with "_id"."""
 
 SCHEDULER = click.option(
     "--scheduler",
@@ -70,8 +74,9 @@ _LABEL_CHARACTERS = 1000
 """Largest length of a label that is text: NumPy takes as much memory for each row."""
 
 KERNEL_HELP = (
-    f"One of {', '.join(KERNEL_NAMES)}; of scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; module:function, your own "
-    "f(X, Y) that returns a block of values; or JSON, as dkfm info prints the kernel of a model."
+    f"One of {', '.join(KERNEL_NAMES)}; of scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; with parameters in --param "
+    "or after a colon, as gaussian:sigma=5; module:function, your own f(X, Y) that returns a block of values; or JSON, "
+    "as dkfm info prints the kernel of a model."
 )
 
 
@@ -299,3 +304,12 @@ def read_label_column(path: str, name: str, features: Sequence[str]) -> "npt.NDA
             f"The label column {name!r} of {path} has fractions, NaN or numbers beyond 64 bits, and labels are text or "
             f"whole numbers; dkfm fit --method ridge --target-columns {name} predicts numbers."
         ) from None
+
+
+def warn_of_ids(features: list[str], id_column: str | None) -> None:
+    """Warn if the name of a feature is one of ids: distances would be those of the ids."""
+    for name in features:
+        if name.lower() in _ID_NAMES or name.lower().endswith("_id"):
+            remedy = "" if id_column else f"give --id-column {name}, or "
+            advice = f"if it identifies rows, {remedy}leave it out with --exclude-columns"
+            warnings.warn(f"The column {name!r} is a feature; {advice}.", DkfmWarning, stacklevel=2)

@@ -284,10 +284,19 @@ class CommandGroup(click.Group):
                 os._exit(code)  # a normal exit would wait for a thread that does not end
             ctx.exit(code)
         except KeyboardInterrupt:
-            hint = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
+            hint = _describe_resumption(ctx.invoked_subcommand)
             ctx.exit(failures.report_failure(KeyboardInterrupt, f"Interrupted{hint}."))
         finally:
             warnings.formatwarning = former_format
+
+
+def _describe_resumption(command: str | None) -> str:
+    """Return a clause on how an interrupted command goes on, empty if it begins anew."""
+    if command == "score":
+        return "; dkfm score goes on from there with the same command"
+    if command == "fit" and failures.has_option("--workspace"):
+        return "; dkfm fit goes on with the same command, from what --workspace has"
+    return ""
 
 
 @contextmanager

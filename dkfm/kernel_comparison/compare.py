@@ -2,22 +2,25 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from dkfm.core import budget, cpus
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Rows
-from dkfm.errors import InvalidInputError, KernelError, MissingExtraError
+from dkfm.errors import InvalidInputError, KernelError, MissingExtraError, NotPSDError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
 from dkfm.estimators.fitting.discriminants import check_shrinkage
+from dkfm.estimators.fitting.feature_maps import was_clipped
+from dkfm.estimators.fitting.parameter_types import IndefinitePolicy
 from dkfm.execution.stage_log import log_stage
 from dkfm.kernel_comparison import tsne_embedding
 from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows, standardize_columns
 from dkfm.kernel_comparison.result import Comparison, KernelResult
-from dkfm.kernels import Kernel, KernelSpec, as_kernel
+from dkfm.kernels import Kernel, KernelSpec, Linear, as_kernel
 from dkfm.numerics import scorer
 from dkfm.numerics.supervised.shrinkage import predict_choice_seconds
 
@@ -29,6 +32,9 @@ _MAX_BLOCK_VALUES = 2**22
 
 _LONG_SECONDS = 600.0
 """Predicted seconds from which on the log says how to compare fewer rows."""
+
+_MANY_TIMES = 100.0
+"""Ratio of the standard deviations of two columns from which on a comparison says that they differ."""
 
 _FIT_FACTOR = 1.5
 """Time that all measurements of a kernel take, divided by that of its Gram matrix and eigenvectors."""
@@ -42,6 +48,7 @@ def compare_kernels(
     test: object = None,
     test_labels: object = None,
     shrinkage: Shrinkage = "auto",
+    on_indefinite: IndefinitePolicy = "raise",
     standardize: bool = False,
     embedding: bool = False,
     sample: int | None = None,
@@ -64,6 +71,9 @@ def compare_kernels(
         Shrinkage of `KernelFisher`. "auto" chooses that of each kernel by cross-validation over the training rows, and
         takes about twice as long as a number, which is the same for all kernels. One that is too small for noisy rows
         makes kernels of high rank look worse than they are.
+    on_indefinite : {"raise", "clip"}, default="raise"
+        Whether a kernel that is not positive semi-definite is refused, or its negative part is dropped: distances are
+        then those of its features.
     standardize : bool
         Whether columns are first scaled to mean 0 and variance 1 over the training rows.
     embedding : bool
@@ -102,6 +112,8 @@ def compare_kernels(
     [('wide', 0.97), ('median', 0.97), ('linear', 0.97)]
     """
     named, chooses = _list_kernels(kernels), check_shrinkage(shrinkage) is None
+    if on_indefinite not in get_args(IndefinitePolicy):
+        raise InvalidInputError(f"on_indefinite must be one of raise, clip, and is {on_indefinite!r:.50}.")
     rows = load_labelled_rows(X, y, test, test_labels, sample, random_state)
     if standardize:
         rows = standardize_columns(rows)
@@ -114,14 +126,15 @@ def compare_kernels(
         label = name or f"{spec!r:.100}"
         log_stage("compare", f"kernel {position:,} of {len(named):,}, {label}", number=position, total=len(named))
         try:
-            compared.append(_measure_kernel(name, spec, rows, shrinkage, seed))
+            compared.append(_measure_kernel(name, spec, rows, shrinkage, on_indefinite, seed))
         except (KernelError, InvalidInputError) as error:
             refused[_make_unique(name or repr(spec), refused)] = str(error)
     if not compared:
-        name, reason = next(iter(refused.items()))
-        raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
+        reasons = " ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise InvalidInputError(f"No kernel makes a feature map of these rows; {reasons}")
     labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
-    return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, chooses)), *labels, problem)
+    words = *_describe_measurements(rows, chooses), *_describe_scales(rows.train)
+    return Comparison(tuple(compared), refused, words, *labels, problem)
 
 
 def _log_comparison(rows: LabelledRows, kernels: int, chooses_shrinkage: bool) -> None:
@@ -165,17 +178,22 @@ def _find_tsne_problem() -> str:
 
 
 def _measure_kernel(
-    name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: Shrinkage, seed: int | None
+    name: str,
+    spec: KernelSpec,
+    rows: LabelledRows,
+    shrinkage: Shrinkage,
+    on_indefinite: IndefinitePolicy,
+    seed: int | None,
 ) -> KernelResult:
     """Fit one kernel and measure it on the test rows; with a seed, compute t-SNE too."""
     start = time.perf_counter()
     requested = as_kernel(spec)
     if requested.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no points to compare.")
-    phi = ExactFeatureMap(requested, basis="spectral", progress=False).fit(rows.train)
-    kernel = phi.kernel_
+    phi = _fit_map(requested, rows.train, on_indefinite)
+    is_clipped, kernel = was_clipped(phi.error_bounds_), phi.kernel_
     diagonal = kernel.evaluate_diagonal(rows.train)
-    neighbour_accuracy, silhouette = _nearest_neighbour_accuracy(kernel, rows), _measure_silhouette(kernel, rows)
+    neighbour_accuracy, silhouette = _measure_distances(phi if is_clipped else kernel, rows)
     seconds = time.perf_counter() - start
     plotted_test_rows = rows.test[rows.plotted_test_indices]
     embedding = None if seed is None else _embed(phi, rows, plotted_test_rows, seed)
@@ -183,7 +201,9 @@ def _measure_kernel(
     rank, condition, eigenvalues, dropped = phi.rank_, phi.condition_, phi.eigenvalues_, phi.dropped_
     del phi  # its matrix is freed before the next fit has one
     try:
-        fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, progress=False).fit(rows.train, rows.train_labels)
+        policy: IndefinitePolicy = "clip" if is_clipped else "raise"
+        fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, on_indefinite=policy, progress=False)
+        fisher.fit(rows.train, rows.train_labels)
         chosen, accuracy = fisher.shrinkage_, float(fisher.score(rows.test, rows.test_labels))
         discriminants, problem = np.asarray(fisher.transform(plotted_test_rows)), ""
     except InvalidInputError as error:
@@ -214,6 +234,24 @@ def _embed(phi: ExactFeatureMap, rows: LabelledRows, plotted_test_rows: Rows, se
         np.asarray(phi.transform(part)) for part in (rows.train[rows.sampled_train_indices], plotted_test_rows)
     )
     return tsne_embedding.embed(train, test, random_state=seed)
+
+
+def _fit_map(kernel: Kernel, X: Rows, on_indefinite: IndefinitePolicy) -> ExactFeatureMap:
+    """Fit a map of rows; with "clip", drop a negative part only if there is one: the map of others is more exact."""
+    try:
+        return ExactFeatureMap(kernel, basis="spectral", progress=False).fit(X)
+    except NotPSDError:
+        if on_indefinite == "raise":
+            raise
+    return ExactFeatureMap(kernel, basis="spectral", on_indefinite="clip", progress=False).fit(X)
+
+
+def _measure_distances(space: Kernel | ExactFeatureMap, rows: LabelledRows) -> tuple[float, float]:
+    """Return the accuracy of the nearest neighbour, and the silhouette, by a kernel's distances or by features."""
+    kernel = space if isinstance(space, Kernel) else Linear()
+    if isinstance(space, ExactFeatureMap):
+        rows = replace(rows, train=np.asarray(space.transform(rows.train)), test=np.asarray(space.transform(rows.test)))
+    return _nearest_neighbour_accuracy(kernel, rows), _measure_silhouette(kernel, rows)
 
 
 def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows) -> float:
@@ -251,3 +289,16 @@ def _describe_measurements(rows: LabelledRows, chooses_shrinkage: bool) -> Itera
         f"their label, from the nearest training row in the feature space, or from Fisher discriminants. {penalty} "
         f"Silhouette: of {sample}, in the feature space. Seconds: all of these together."
     )
+
+
+def _describe_scales(X: Rows) -> Iterator[str]:
+    """Yield a paragraph if some columns vary many times as much as others; of sparse rows none."""
+    if isinstance(X, np.ndarray):
+        with np.errstate(over="ignore", invalid="ignore"):  # of squares that overflow nothing is said
+            deviations = X.std(axis=0)
+        least, most = deviations[deviations > 0].min(initial=np.inf), deviations.max()
+        if _MANY_TIMES * least < most < np.inf:
+            yield (
+                f"The standard deviations of the columns are {least:.2g} to {most:.2g}: distances and inner products "
+                "see little of the smallest. standardize=True (--standardize) makes them equal."
+            )

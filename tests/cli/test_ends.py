@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import dkfm
-from dkfm.cli import process
+from dkfm.cli import fit, process
 from dkfm.cli.app import main
 from dkfm.cli.process import _format_warning
 from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
@@ -266,6 +266,23 @@ def test_an_interrupted_job_says_how_to_go_on_and_goes_on(here, rng):
     report = dkfm.batch_score("model", "rows.npy", "s.zarr", chunk_rows=500)
     assert report.rows == 200_000
     assert report.scored_chunks < report.chunks
+
+
+@pytest.mark.parametrize(
+    ("options", "clause"),
+    [
+        ("", ""),
+        ("--workspace w", "; dkfm fit goes on with the same command, from what --workspace has"),
+        ("--workspace=w", "; dkfm fit goes on with the same command, from what --workspace has"),
+    ],
+)
+def test_an_interrupted_fit_says_how_to_go_on(here, monkeypatch, options, clause):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit, "run_fit", interrupt)
+    result = CliRunner().invoke(main, f"fit train.npy m --kernel linear {options}".split())
+    assert (result.exit_code, result.stderr) == (130, f"Interrupted{clause}.\n")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000 + "z", "a\0b"], ids=["long", "deep", "NUL"])

@@ -200,6 +200,18 @@ def test_compare_scales_the_columns_of_training_rows(frame):
         dkfm.compare_kernels([kernels.Linear()], csr_array(X), y, standardize=True)
 
 
+def test_compare_drops_a_negative_part_and_warns_of_ids(frame):
+    frame.rename(columns={"b": "b_id"}).to_parquet("x.parquet")
+    line = "compare x.parquet --label-column kind --id-column name --kernel sigmoid:scale=1,offset=-1 --kernel linear"
+    with pytest.warns(dkfm.errors.DkfmWarning) as warned:
+        plain, clipped = (json.loads(run(f"{line} --json{option}").stdout) for option in ("", " --on-indefinite clip"))
+    assert [len(found["refused"]) for found in (plain, clipped)] == [1, 0]
+    texts = [str(warning.message) for warning in warned]
+    assert any(text.startswith("The column 'b_id' is a feature; if it identifies rows, leave") for text in texts)
+    assert any("negative part is dropped" in text for text in texts)
+    assert run(f"{line.partition(' --kernel')[0]} --kernel linear --columns a,b_id").exit_code == 0  # without a warning
+
+
 def test_compare_takes_a_sample(frame):
     frame.to_parquet("x.parquet")
     X, y = frame[list("abc")].to_numpy(), frame["kind"].to_numpy(dtype=str)

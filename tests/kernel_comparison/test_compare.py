@@ -15,7 +15,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.cli import option_parsing
 from dkfm.core import cpus
-from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
+from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError, MissingExtraError
 from dkfm.kernel_comparison import compare, labelled_rows, tsne_embedding
 from helpers.compared_digits import K1, NAMES, Parsed
 
@@ -142,8 +142,34 @@ def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
     assert "no points" in found.refused["gram"]
     assert "bad is left out: " in str(found)
     assert json.loads(found.to_json())["refused"].keys() == {"bad", "gram"}
-    with pytest.raises(InvalidInputError, match=r"No kernel makes a feature map of these rows; bad: .*definite"):
-        dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0)}, X, y)
+    with pytest.raises(InvalidInputError, match=r"of these rows; bad: .*definite.*\. gram: .* no points to compare\.$"):
+        dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0), "gram": "precomputed"}, X, y)
+
+
+@pytest.mark.filterwarnings("ignore:There are significant negative")
+def test_a_kernel_without_its_negative_part_is_compared_by_its_features(rows):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    sigmoid, given = kernels.Sigmoid(1.0, -1.0), {"test": Z, "test_labels": t, "shrinkage": 0.1}
+    with pytest.warns(DkfmWarning, match="negative part is dropped"):
+        found = dkfm.compare_kernels([K1, sigmoid], X, y, **given, on_indefinite="clip")
+    one = found.compared[1]
+    phi = dkfm.ExactFeatureMap(sigmoid, basis="spectral", on_indefinite="clip").fit(X)
+    fisher = dkfm.KernelFisher(kernel=sigmoid, shrinkage=0.1, on_indefinite="clip").fit(X, y)
+    F, G = phi.transform(X), phi.transform(Z)
+    assert (one.rank, one.fisher_accuracy) == (phi.rank_, fisher.score(Z, t))
+    assert one.neighbour_accuracy == KNeighborsClassifier(1).fit(F, y).score(G, t)
+    assert one.silhouette == pytest.approx(silhouette_score(F, y), abs=1e-6)
+    assert figures(found)[0] == figures(dkfm.compare_kernels([K1], X, y, **given))[0]
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(99.0, False), (101.0, True)])
+def test_columns_that_vary_many_times_as_much_as_others_are_told(rng, factor, is_told):
+    X = rng.permuted(np.tile([1.0, -1.0], (3, 40)), axis=1).T * [1.0, factor, 0.0]
+    words = str(dkfm.compare_kernels([kernels.Linear()], X, X[:, 0] > 0, test=X, test_labels=X[:, 0] > 0))
+    assert (f"The standard deviations of the columns are 1 to {factor:.2g}: " in words) == is_told
+    scaled = dkfm.compare_kernels([kernels.Linear()], X, X[:, 0] > 0, standardize=True)
+    assert "standard deviations" not in str(scaled)
 
 
 def test_a_kernel_without_discriminants_keeps_its_other_figures():
@@ -184,6 +210,7 @@ def test_json_has_kernels_as_the_command_line_takes_them(rows):
         ({"X": np.full((200, 64), np.nan)}, "NaN"),
         ({"shrinkage": -1.0}, "^shrinkage must be a finite number >= 0"),
         ({"shrinkage": "best"}, "^shrinkage must be a finite number >= 0"),
+        ({"on_indefinite": "auto"}, "^on_indefinite must be one of raise, clip, and is 'auto'"),
         ({"sample": 0}, "a positive number of rows, or None for all of them; got 0"),
         ({"sample": 0.5}, "got 0.5"),
         ({"sample": True}, "got True"),
