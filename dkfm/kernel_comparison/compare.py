@@ -1,9 +1,9 @@
 """Fit several kernels to the same labelled rows, and compare them in one table and on one page."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, count
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, count, islice
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -11,21 +11,22 @@ import numpy as np
 from dkfm.core import budget, cpus
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Rows
-from dkfm.errors import InvalidInputError, KernelError, MissingExtraError, NotPSDError
+from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, MissingExtraError, NotPSDError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
 from dkfm.estimators.fitting.discriminants import check_shrinkage
-from dkfm.estimators.fitting.feature_maps import was_clipped
 from dkfm.estimators.fitting.parameter_types import IndefinitePolicy
 from dkfm.execution.stage_log import log_stage
 from dkfm.kernel_comparison import tsne_embedding
 from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows, standardize_columns
 from dkfm.kernel_comparison.result import Comparison, KernelResult
 from dkfm.kernels import Kernel, KernelSpec, Linear, as_kernel
+from dkfm.kernels.base import Definiteness
 from dkfm.numerics import scorer
 from dkfm.numerics.supervised.shrinkage import predict_choice_seconds
 
 Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
 Shrinkage: TypeAlias = float | Literal["auto"]
+MapRows: TypeAlias = Callable[[Rows], object]
 
 _MAX_BLOCK_VALUES = 2**22
 """Largest number of distances from test rows to all training rows computed at once: 32 MB."""
@@ -33,8 +34,11 @@ _MAX_BLOCK_VALUES = 2**22
 _LONG_SECONDS = 600.0
 """Predicted seconds from which on the log says how to compare fewer rows."""
 
-_MANY_TIMES = 100.0
-"""Ratio of the standard deviations of two columns from which on a comparison says that they differ."""
+_SMALL_SHARE = 0.01
+"""Share of the largest standard deviation of a column below which a comparison says that others are small."""
+
+_LISTED_REASONS = 5
+"""Largest number of kernels whose reasons are listed if none makes a feature map."""
 
 _FIT_FACTOR = 1.5
 """Time that all measurements of a kernel take, divided by that of its Gram matrix and eigenvectors."""
@@ -72,8 +76,9 @@ def compare_kernels(
         takes about twice as long as a number, which is the same for all kernels. One that is too small for noisy rows
         makes kernels of high rank look worse than they are.
     on_indefinite : {"raise", "clip"}, default="raise"
-        Whether a kernel that is not positive semi-definite is refused, or its negative part is dropped: distances are
-        then those of its features.
+        Whether a kernel that is not positive semi-definite is refused, or its negative part is dropped. Neighbours and
+        silhouettes then use the distances of its features, unless it is conditionally definite, as
+        `NegativeSquaredDistance` is; the discriminants drop the negative part of the centred matrix.
     standardize : bool
         Whether columns are first scaled to mean 0 and variance 1 over the training rows.
     embedding : bool
@@ -126,12 +131,14 @@ def compare_kernels(
         label = name or f"{spec!r:.100}"
         log_stage("compare", f"kernel {position:,} of {len(named):,}, {label}", number=position, total=len(named))
         try:
-            compared.append(_measure_kernel(name, spec, rows, shrinkage, on_indefinite, seed))
+            with warnings.catch_warnings():  # the result tells what was dropped, and of which kernel
+                warnings.filterwarnings("ignore", "There are significant negative eigenvalues", DkfmWarning)
+                compared.append(_measure_kernel(name, spec, rows, shrinkage, on_indefinite, seed))
         except (KernelError, InvalidInputError) as error:
             refused[_make_unique(name or repr(spec), refused)] = str(error)
     if not compared:
-        reasons = " ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise InvalidInputError(f"No kernel makes a feature map of these rows; {reasons}")
+        reasons = [f"{name}: {reason}" for name, reason in islice(refused.items(), _LISTED_REASONS)]
+        raise InvalidInputError(f"No kernel makes a feature map of these rows; {' '.join(reasons)}")
     labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
     words = *_describe_measurements(rows, chooses), *_describe_scales(rows.train)
     return Comparison(tuple(compared), refused, words, *labels, problem)
@@ -190,19 +197,20 @@ def _measure_kernel(
     requested = as_kernel(spec)
     if requested.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no points to compare.")
-    phi = _fit_map(requested, rows.train, on_indefinite)
-    is_clipped, kernel = was_clipped(phi.error_bounds_), phi.kernel_
+    phi, is_clipped = _fit_map(requested, rows.train, on_indefinite)
+    kernel = phi.kernel_
     diagonal = kernel.evaluate_diagonal(rows.train)
-    neighbour_accuracy, silhouette = _measure_distances(phi if is_clipped else kernel, rows)
+    neighbour_accuracy, silhouette = _measure_distances(phi, is_clipped, rows)
     seconds = time.perf_counter() - start
     plotted_test_rows = rows.test[rows.plotted_test_indices]
-    embedding = None if seed is None else _embed(phi, rows, plotted_test_rows, seed)
+    embedding = None if seed is None or not phi.rank_ else _embed(phi, rows, plotted_test_rows, seed)
     start = time.perf_counter()
     rank, condition, eigenvalues, dropped = phi.rank_, phi.condition_, phi.eigenvalues_, phi.dropped_
     del phi  # its matrix is freed before the next fit has one
     try:
-        policy: IndefinitePolicy = "clip" if is_clipped else "raise"
-        fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, on_indefinite=policy, progress=False)
+        fisher = KernelFisher(
+            kernel=kernel, shrinkage=shrinkage, on_indefinite="clip" if is_clipped else "raise", progress=False
+        )
         fisher.fit(rows.train, rows.train_labels)
         chosen, accuracy = fisher.shrinkage_, float(fisher.score(rows.test, rows.test_labels))
         discriminants, problem = np.asarray(fisher.transform(plotted_test_rows)), ""
@@ -225,6 +233,7 @@ def _measure_kernel(
         dropped=dropped,
         discriminants=discriminants,
         discriminants_problem=problem,
+        is_clipped=is_clipped,
         embedding=embedding,
     )
 
@@ -236,38 +245,49 @@ def _embed(phi: ExactFeatureMap, rows: LabelledRows, plotted_test_rows: Rows, se
     return tsne_embedding.embed(train, test, random_state=seed)
 
 
-def _fit_map(kernel: Kernel, X: Rows, on_indefinite: IndefinitePolicy) -> ExactFeatureMap:
-    """Fit a map of rows; with "clip", drop a negative part only if there is one: the map of others is more exact."""
+def _fit_map(kernel: Kernel, X: Rows, on_indefinite: IndefinitePolicy) -> tuple[ExactFeatureMap, bool]:
+    """Return a map of rows, and whether the negative part of the kernel is dropped.
+
+    With "clip" it is dropped only if the kernel is refused otherwise: the map of a kernel without one is more exact.
+    """
     try:
-        return ExactFeatureMap(kernel, basis="spectral", progress=False).fit(X)
+        return ExactFeatureMap(kernel, basis="spectral", progress=False).fit(X), False
     except NotPSDError:
         if on_indefinite == "raise":
             raise
-    return ExactFeatureMap(kernel, basis="spectral", on_indefinite="clip", progress=False).fit(X)
+    log_stage("compare", f"{kernel!r} is not positive semi-definite; its negative part is dropped")
+    return ExactFeatureMap(kernel, basis="spectral", on_indefinite="clip", progress=False).fit(X), True
 
 
-def _measure_distances(space: Kernel | ExactFeatureMap, rows: LabelledRows) -> tuple[float, float]:
-    """Return the accuracy of the nearest neighbour, and the silhouette, by a kernel's distances or by features."""
-    kernel = space if isinstance(space, Kernel) else Linear()
-    if isinstance(space, ExactFeatureMap):
-        rows = replace(rows, train=np.asarray(space.transform(rows.train)), test=np.asarray(space.transform(rows.test)))
-    return _nearest_neighbour_accuracy(kernel, rows), _measure_silhouette(kernel, rows)
+def _measure_distances(phi: ExactFeatureMap, is_clipped: bool, rows: LabelledRows) -> tuple[float, float]:
+    """Return the accuracy of the nearest neighbour, and the silhouette.
+
+    Distances are those of the kernel, or of the features if they differ: a conditionally definite kernel has distances.
+    """
+    kernel = phi.kernel_
+    map_rows = phi.transform if is_clipped and kernel.definiteness is not Definiteness.CONDITIONAL else None
+    return _nearest_neighbour_accuracy(kernel, rows, map_rows), _measure_silhouette(kernel, rows, map_rows)
 
 
-def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows) -> float:
-    correct = 0
+def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows, map_rows: MapRows | None) -> float:
+    """Return the share of test rows with the label of the nearest training row, by the kernel or by features."""
+    train, correct = rows.train if map_rows is None else np.asarray(map_rows(rows.train)), 0
     for tile in row_slices(len(rows.test_labels), max(1, _MAX_BLOCK_VALUES // len(rows.train_labels))):
-        nearest = scorer.kernel_distances(kernel, rows.test[tile], rows.train).argmin(axis=1)
-        correct += int((rows.train_labels[nearest] == rows.test_labels[tile]).sum())
+        test = rows.test[tile] if map_rows is None else np.asarray(map_rows(rows.test[tile]))
+        distances = scorer.kernel_distances(kernel if map_rows is None else Linear(), test, train)
+        correct += int((rows.train_labels[distances.argmin(axis=1)] == rows.test_labels[tile]).sum())
     return correct / len(rows.test_labels)
 
 
-def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
+def _measure_silhouette(kernel: Kernel, rows: LabelledRows, map_rows: MapRows | None) -> float:
+    """Return the mean silhouette of training rows, by the distances of the kernel or of features."""
     from sklearn.metrics import silhouette_score
 
     points, labels = rows.train[rows.sampled_train_indices], rows.train_labels[rows.sampled_train_indices]
     if not 2 <= len(np.unique(labels)) < len(labels):
         return float("nan")  # the sample may lack rare classes
+    if map_rows is not None:
+        kernel, points = Linear(), np.asarray(map_rows(points))
     return float(silhouette_score(scorer.kernel_distances(kernel, points, points), labels, metric="precomputed"))
 
 
@@ -292,13 +312,14 @@ def _describe_measurements(rows: LabelledRows, chooses_shrinkage: bool) -> Itera
 
 
 def _describe_scales(X: Rows) -> Iterator[str]:
-    """Yield a paragraph if some columns vary many times as much as others; of sparse rows none."""
+    """Yield a paragraph if some columns vary far less than others; of sparse rows none."""
     if isinstance(X, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):  # of squares that overflow nothing is said
-            deviations = X.std(axis=0)
-        least, most = deviations[deviations > 0].min(initial=np.inf), deviations.max()
-        if _MANY_TIMES * least < most < np.inf:
+            deviations = X.std(axis=0)[X.min(axis=0) < X.max(axis=0)]
+            small = int((deviations < _SMALL_SHARE * deviations.max(initial=0.0)).sum())
+        if small and np.isfinite(deviations).all():
             yield (
-                f"The standard deviations of the columns are {least:.2g} to {most:.2g}: distances and inner products "
-                "see little of the smallest. standardize=True (--standardize) makes them equal."
+                f"{small:,} of {len(deviations):,} columns that vary have a standard deviation below a hundredth of "
+                f"the largest, {deviations.max():.2g}: distances and inner products see little of them. If their units "
+                "differ, standardize=True (--standardize) makes all equal."
             )

@@ -36,7 +36,7 @@ class KernelResult:
     rank, condition : int, float
         Rank and condition number of the Gram matrix of the training rows.
     least_similarity, most_similarity : float
-        Smallest and largest k(x, x), the squared length of the features of a training row; not of a pair.
+        Smallest and largest k(x, x) of a training row, the squared length of its features unless the kernel is clipped.
     neighbour_accuracy : float
         Share of test rows whose nearest training row, in the feature space, has the same label.
     silhouette : float
@@ -53,6 +53,8 @@ class KernelResult:
         Fisher discriminants of the test rows that are drawn.
     discriminants_problem : str
         Why there are no discriminants, as when no shrinkage predicts a left-out row right; empty if there are.
+    is_clipped : bool
+        Whether the negative part of a kernel that is not positive semi-definite was dropped.
     embedding : Embedding, optional
         t-SNE of the features, if it was requested and openTSNE is installed.
     """
@@ -72,6 +74,7 @@ class KernelResult:
     dropped: Array
     discriminants: Array
     discriminants_problem: str = ""
+    is_clipped: bool = False
     embedding: Embedding | None = None
 
     def to_table_row(self) -> Row:
@@ -117,13 +120,19 @@ class Comparison:
         return Table("Kernels", [result.to_table_row() for result in self.compared])
 
     def _list_problems(self) -> list[str]:
-        """Return a sentence for each kernel that is left out, or has no discriminants."""
+        """Return a sentence for each kernel that is left out, clipped, or has no discriminants."""
         refused = (f"{name} is left out: {reason}" for name, reason in self.refused.items())
-        return [*refused, *self._list_missing_discriminants()]
+        return [*refused, *self._list_exceptions()]
 
-    def _list_missing_discriminants(self) -> list[str]:
+    def _list_exceptions(self) -> list[str]:
+        clipped = [
+            f"{one.name} is compared without its negative part: its smallest eigenvalue is "
+            f"{one.dropped.min(initial=0.0):.3g}, its largest {one.eigenvalues.max(initial=0.0):.3g}."
+            for one in self.compared
+            if one.is_clipped
+        ]
         without = [(one.name, one.discriminants_problem) for one in self.compared if one.discriminants_problem]
-        return [f"{name} has no discriminants: {reason}" for name, reason in without]
+        return [*clipped, *(f"{name} has no discriminants: {reason}" for name, reason in without)]
 
     def __str__(self) -> str:
         return "\n".join([*self.table.format_lines(), "", *self.words, *self._list_problems()])
@@ -137,7 +146,7 @@ class Comparison:
             {**row, "config": serialization.to_config(one.kernel) if serialization.is_code_free(one.kernel) else None}
             for row, one in zip(self.table.to_json_rows(), self.compared, strict=True)
         ]
-        about = [*self.words, *self._list_missing_discriminants()]
+        about = [*self.words, *self._list_exceptions()]
         return json.dumps({"kernels": rows, "refused": dict(self.refused), "about": about})
 
     def to_html(self) -> str:

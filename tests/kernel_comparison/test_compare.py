@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import tracemalloc
+import warnings
 
 import dask.array as da
 import numpy as np
@@ -147,12 +148,14 @@ def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
 
 
 @pytest.mark.filterwarnings("ignore:There are significant negative")
-def test_a_kernel_without_its_negative_part_is_compared_by_its_features(rows):
+def test_a_kernel_without_its_negative_part_is_compared_by_its_features(rows, monkeypatch):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])
     sigmoid, given = kernels.Sigmoid(1.0, -1.0), {"test": Z, "test_labels": t, "shrinkage": 0.1}
-    with pytest.warns(DkfmWarning, match="negative part is dropped"):
-        found = dkfm.compare_kernels([K1, sigmoid], X, y, **given, on_indefinite="clip")
+    monkeypatch.setattr(compare, "_MAX_BLOCK_VALUES", 200 * 33)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the words tell it, and of which kernel
+        found = dkfm.compare_kernels({"k1": K1, "tanh": sigmoid}, X, y, **given, on_indefinite="clip")
     one = found.compared[1]
     phi = dkfm.ExactFeatureMap(sigmoid, basis="spectral", on_indefinite="clip").fit(X)
     fisher = dkfm.KernelFisher(kernel=sigmoid, shrinkage=0.1, on_indefinite="clip").fit(X, y)
@@ -160,16 +163,60 @@ def test_a_kernel_without_its_negative_part_is_compared_by_its_features(rows):
     assert (one.rank, one.fisher_accuracy) == (phi.rank_, fisher.score(Z, t))
     assert one.neighbour_accuracy == KNeighborsClassifier(1).fit(F, y).score(G, t)
     assert one.silhouette == pytest.approx(silhouette_score(F, y), abs=1e-6)
-    assert figures(found)[0] == figures(dkfm.compare_kernels([K1], X, y, **given))[0]
+    assert figures(found)[0] == {**figures(dkfm.compare_kernels([K1], X, y, **given))[0], "kernel": "k1"}
+    clause = f"tanh is compared without its negative part: its smallest eigenvalue is {phi.dropped_.min():.3g}, its"
+    assert [one.is_clipped for one in found.compared] == [False, True]
+    assert clause in str(found)
+    assert clause in json.loads(found.to_json())["about"][-1]
+
+
+def test_a_conditionally_definite_kernel_keeps_its_distances(rows):
+    X, y = rows[:2]
+    first, second = dkfm.compare_kernels(
+        [kernels.NegativeSquaredDistance(), kernels.Linear()], X, y, on_indefinite="clip"
+    ).compared
+    assert first.is_clipped
+    assert not second.is_clipped
+    assert first.neighbour_accuracy == second.neighbour_accuracy
+    assert first.fisher_accuracy == pytest.approx(second.fisher_accuracy, abs=0.05)
+
+
+def test_a_negative_part_in_rows_of_small_scale_is_told(rng):
+    X = rng.normal(size=(60, 3))
+    X[:, 0] = np.arange(60) % 2
+
+    def blocks(A, B):
+        inner = A[:, 1:] @ B[:, 1:].T
+        large = 1e16 * np.exp(-np.maximum((A**2).sum(axis=1)[:, np.newaxis] + (B**2).sum(axis=1) - 2 * A @ B.T, 0))
+        return np.where(A[:, :1] == B[:, 0], np.where(A[:, :1] == 1, large, np.tanh(inner - 1)), 0.0)
+
+    given = {"test": X, "test_labels": X[:, 1] > 0, "shrinkage": 1.0}
+    with pytest.warns(DkfmWarning, match="own scale"):
+        found = dkfm.compare_kernels({"a": kernels.Function(blocks)}, X, X[:, 1] > 0, **given, on_indefinite="clip")
+    assert "a is compared without its negative part" in str(found)
+
+
+@pytest.mark.filterwarnings("ignore:Linear.* is 0 on these rows")
+def test_a_page_of_a_map_without_features_has_no_embedding(rng):
+    X = rng.normal(size=(20, 3))
+    found = dkfm.compare_kernels([kernels.Linear()], X * 1e-200, X[:, 0] > 0, embedding=True)
+    assert (found.compared[0].rank, found.compared[0].embedding) == (0, None)
 
 
 @pytest.mark.parametrize(("factor", "is_told"), [(99.0, False), (101.0, True)])
-def test_columns_that_vary_many_times_as_much_as_others_are_told(rng, factor, is_told):
-    X = rng.permuted(np.tile([1.0, -1.0], (3, 40)), axis=1).T * [1.0, factor, 0.0]
-    words = str(dkfm.compare_kernels([kernels.Linear()], X, X[:, 0] > 0, test=X, test_labels=X[:, 0] > 0))
-    assert (f"The standard deviations of the columns are 1 to {factor:.2g}: " in words) == is_told
+def test_columns_that_vary_far_less_than_others_are_told(rng, factor, is_told):
+    X = rng.permuted(np.tile([1.0, -1.0], (3, 40)), axis=1).T * [1.0, factor, 0.0] + [0.0, 0.0, 0.1]
+    given = {"test": X[:9] * [0.0, 1.0, 1.0], "test_labels": X[:9, 0] > 0}
+    words = str(dkfm.compare_kernels([kernels.Linear()], X, X[:, 0] > 0, **given))
+    clause = "1 of 2 columns that vary have a standard deviation below a hundredth of the largest, 1e+02: "
+    assert (clause in words) == is_told
     scaled = dkfm.compare_kernels([kernels.Linear()], X, X[:, 0] > 0, standardize=True)
-    assert "standard deviations" not in str(scaled)
+    assert "standard deviation" not in str(scaled)
+
+
+def test_columns_whose_squares_overflow_are_not_told(rng):
+    X = rng.normal(size=(80, 2)) * [1.0, 1e200]
+    assert "deviation" not in str(dkfm.compare_kernels([kernels.Gaussian(1.0)], X, X[:, 0] > 0, shrinkage=1.0))
 
 
 def test_a_kernel_without_discriminants_keeps_its_other_figures():
@@ -293,21 +340,26 @@ def test_the_memory_of_a_comparison_is_checked_with_the_values_of_a_row(monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shrinkage", "factor", "squares"),
-    [(1e-3, 1.0, 3), ("auto", 1.0, 3), ("auto", 1e5, 3.6)],  # the last row decomposes each fold beside the matrix
-    ids=["given", "chosen", "chosen in each fold"],
+    ("kernel", "shrinkage", "factor", "squares"),
+    [
+        (kernels.Linear() + kernels.Gaussian(2.0), 1e-3, 1.0, 3),
+        (kernels.Linear() + kernels.Gaussian(2.0), "auto", 1.0, 3),
+        (kernels.Linear() + kernels.Gaussian(2.0), "auto", 1e5, 3.6),  # decomposes each fold beside the matrix
+        (kernels.Sigmoid(1.0, -1.0) + kernels.Gaussian(2.0), 1e-3, 1.0, 3),
+    ],
+    ids=["given", "chosen", "chosen in each fold", "clipped"],
 )
-def test_a_comparison_takes_three_matrices(rng, monkeypatch, shrinkage, factor, squares):
+def test_a_comparison_takes_three_matrices(rng, monkeypatch, kernel, shrinkage, factor, squares):
     monkeypatch.setattr(cpus, "COUNT", 1)
     n, taken = 1500, 0
     X = rng.normal(size=(n, 5))
     y = X[:, 0] > 0
     X[0] *= factor
-    named, given = [kernels.Linear() + kernels.Gaussian(2.0)], {"test": X[:300], "test_labels": y[:300]}
+    given = {"test": X[:300], "test_labels": y[:300], "on_indefinite": "clip"}
     for _ in range(2):  # what is imported, and prepared once, is there before the second
         tracemalloc.start()
         try:
-            dkfm.compare_kernels(named, X, y, **given, shrinkage=shrinkage)
+            dkfm.compare_kernels([kernel], X, y, **given, shrinkage=shrinkage)
             taken = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
