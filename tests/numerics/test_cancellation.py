@@ -11,6 +11,7 @@ from dkfm.kernels import Gaussian, Linear, Polynomial
 from dkfm.numerics.certificates import certificate, components
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import fisher
+from dkfm.numerics.supervised.classes import Classes
 
 BASES = ("symmetric", "spectral", "cholesky")
 
@@ -171,7 +172,7 @@ def test_discriminants_of_a_map_that_rounding_spoils_warn(classes):
 
 def test_a_ridge_above_rounding_is_factored_and_one_below_it_is_decomposed(classes, monkeypatch):
     X, y = classes
-    of_rows = fisher.Classes(y, np.ones(len(y)), 3)
+    of_rows = Classes(y, np.ones(len(y)), 3)
     asked = []
     decomposed = fisher.decompose_centred
     monkeypatch.setattr(fisher, "decompose_centred", lambda *given: asked.append(1) or decomposed(*given))

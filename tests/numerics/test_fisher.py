@@ -7,7 +7,7 @@ from scipy.linalg import eigh
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics.supervised import fisher
-from dkfm.numerics.supervised.fisher import Classes
+from dkfm.numerics.supervised.classes import Classes
 
 KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Exponential(2.0)]
 

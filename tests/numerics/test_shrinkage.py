@@ -10,8 +10,8 @@ import pytest
 from dkfm import KernelFisher, kernels
 from dkfm.errors import InvalidInputError
 from dkfm.numerics.eigensolvers import dense
-from dkfm.numerics.supervised import fisher, shrinkage
-from dkfm.numerics.supervised.fisher import Classes
+from dkfm.numerics.supervised import shrinkage, spectral_gram
+from dkfm.numerics.supervised.classes import Classes
 
 KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Exponential(2.0)]
 SHARES = {"balanced": [0.25, 0.25, 0.25, 0.25], "unbalanced": [0.6, 0.25, 0.1, 0.05], "two": [0.5, 0.5]}
@@ -64,7 +64,7 @@ def best(right):
 
 
 def decompose(K, classes):
-    return fisher.decompose_gram(np.array(K, order="F"), classes, "raise")
+    return spectral_gram.decompose_gram(np.array(K, order="F"), classes, "raise")
 
 
 def choose(K, classes):
@@ -203,7 +203,7 @@ def test_the_estimator_chooses_the_same_and_decomposes_once(dtype, weighted, mon
     X, y = draw(SHARES["unbalanced"], 4)
     X, w = X.astype(dtype), np.random.default_rng(4).uniform(0.2, 5, len(y)) if weighted else np.ones(len(y))
     kernel, sizes, eigh_in_place = kernels.Gaussian(1.0), [], dense.eigh_in_place
-    monkeypatch.setattr(fisher, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
+    monkeypatch.setattr(spectral_gram, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
     found = KernelFisher(kernel=kernel, shrinkage="auto").fit(X, y, w)
     assert sizes == [90]
     K = kernel(X.astype(np.float64), X.astype(np.float64))
@@ -216,7 +216,7 @@ def test_the_estimator_chooses_the_same_and_decomposes_once(dtype, weighted, mon
 def test_a_kernel_known_to_be_definite_is_decomposed_once_where_a_negative_part_may_be_dropped(monkeypatch):
     X, y = draw(SHARES["balanced"], 0)
     sizes, eigh_in_place = [], dense.eigh_in_place
-    monkeypatch.setattr(fisher, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
+    monkeypatch.setattr(spectral_gram, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
     KernelFisher(kernel=kernels.Gaussian(1.0), shrinkage="auto", on_indefinite="clip").fit(X, y)
     assert sizes == [90]
 
@@ -227,7 +227,7 @@ def test_rows_beside_which_rounding_spoils_the_others_are_left_out_before_the_de
     X, y = draw(SHARES["balanced"], 0)
     X[7] *= length
     sizes, eigh_in_place = [], dense.eigh_in_place
-    monkeypatch.setattr(fisher, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
+    monkeypatch.setattr(spectral_gram, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
     found = KernelFisher(kernel=kernels.Polynomial(2), shrinkage="auto").fit(X, y)
     assert len(sizes) == (1 if length == 1 else 5)
     K = np.asfortranarray(kernels.Polynomial(2)(X, X))

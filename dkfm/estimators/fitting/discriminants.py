@@ -13,7 +13,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
+from dkfm.estimators.fitting.fit_certificates import MEAN_REMEDY, warn_of_rounding
 from dkfm.estimators.fitting.pca import compute_landmark_moments
 from dkfm.estimators.fitting.solver_choice import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
@@ -30,11 +30,19 @@ from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
+from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
-from dkfm.numerics.supervised import fisher, shrinkage
-from dkfm.numerics.supervised.fisher import Classes, Discriminants
+from dkfm.numerics.supervised import fisher, shrinkage, spectral_gram
+from dkfm.numerics.supervised.classes import Classes
+from dkfm.numerics.supervised.fisher import Discriminants
 from dkfm.numerics.supervised.fisher_by_systems import solve_discriminants_by_systems
+
+_RIDGE_REMEDY = (
+    "the ridge is nothing beside the rounding of kernel values: raise shrinkage, centre the columns of X, or give rows "
+    "weights of more equal size"
+)
+"""What helps if rounding decides."""
 
 _PRIORS_TOLERANCE = 1e-6
 """Largest difference allowed between the sum of the priors and 1."""
@@ -103,7 +111,9 @@ def fit_discriminants(
     weights = {"sample_weight": classes.weights}
     with open_certificate_scorer(model, "scores", len(classes.weights)) as scorer:
         measured = certify_discriminants(scorer, data, {**values, **weights}, result.ridge)
-    warn_of_rounding(measured, model)
+    if result.is_decided_by_rounding:
+        measured = measured.combine(Certificate(1.0, 1.0, 0))
+    warn_of_rounding(measured, model, _RIDGE_REMEDY if result.is_decided_by_rounding else MEAN_REMEDY)
     return model, {**values, "certificate": measured}
 
 
@@ -180,7 +190,7 @@ def _choose_shrinkage_and_solve(
         return chosen, fisher.solve_discriminants(
             K, classes, chosen, by_eigenvalues=by_eigenvalues or None, on_indefinite=on_indefinite
         )
-    spectral = fisher.decompose_gram(K, classes, on_indefinite)
+    spectral = spectral_gram.decompose_gram(K, classes, on_indefinite)
     with single_blas_thread():
         most = 1 if is_inside_worker() else cpus.COUNT
         threads = shrinkage.count_threads(len(classes.codes), memory.clear_caches_and_measure_memory(), most)

@@ -34,7 +34,7 @@ from dkfm.numerics.kernel_components import ComponentOptions, Components, Moment
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root
 from dkfm.numerics.scorer import prepare_scorer
-from dkfm.numerics.supervised.fisher import Classes
+from dkfm.numerics.supervised.classes import Classes
 from dkfm.numerics.training_statistics import EqualRows, WeightedRows
 from dkfm.sources.base import digest_rows
 from dkfm.sources.memory import MemorySource

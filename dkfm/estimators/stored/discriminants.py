@@ -16,7 +16,7 @@ from dkfm.numerics.certificates import discriminants
 from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.scorer import Scorer
 from dkfm.numerics.supervised import fisher
-from dkfm.numerics.supervised.fisher import Classes
+from dkfm.numerics.supervised.classes import Classes
 from dkfm.storage.model_store import Record
 
 _OUTPUT_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}

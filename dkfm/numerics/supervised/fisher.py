@@ -5,22 +5,18 @@ With S_w the covariance within the classes and m_c the class means, a discrimina
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 from numpy.linalg import LinAlgError
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
-from dkfm.numerics.eigensolvers.dense import eigh_in_place
 from dkfm.numerics.kernel_components import Weighting, center_and_weigh_gram_in_place
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs, find_psd_cutoff
-
-Codes = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.intp]
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs
+from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
+from dkfm.numerics.supervised.spectral_gram import MATRIX, SpectralGram, decompose_centred, estimate_rounding
 
 _MIN_BETWEEN = 1e-10
 """Share of a direction's variance between the classes below which it comes from rounding."""
@@ -30,58 +26,6 @@ _MIN_WITHIN = 1e-12
 
 _MAX_ROUNDING = 1e-6
 """Share of the ridge up to which rounding allows a Cholesky factor: the relative error is then about this share."""
-
-_MATRIX = "The centred Gram matrix of this kernel"
-
-
-@dataclass(frozen=True, eq=False)
-class Classes:
-    """Classes of the training rows."""
-
-    codes: Codes
-    """Class of each row, 0 to C - 1. Shape (N,)."""
-    weights: Array
-    """Weight w of each row. Shape (N,)."""
-    n_columns: int
-    """Number of classes C."""
-    priors: Array | None = None
-    """Prior probabilities that the user gave; None means `class_weight_shares`, see `effective_priors`. Shape (C,)."""
-
-    @cached_property
-    def class_weight_sums(self) -> Array:
-        """Sum of the weights of each class, (C,)."""
-        sizes: Array = np.bincount(self.codes, self.weights, self.n_columns).astype(np.float64)
-        return sizes
-
-    @cached_property
-    def total(self) -> float:
-        """Sum of the weights."""
-        return float(self.weights.sum())
-
-    @property
-    def class_weight_shares(self) -> Array:
-        """Share of each class in the weights, (C,)."""
-        return self.class_weight_sums / self.total
-
-    @property
-    def effective_priors(self) -> Array:
-        """Prior probabilities of the classes, or their shares if none are given, (C,)."""
-        return self.class_weight_shares if self.priors is None else self.priors
-
-    def weighted_columns(self) -> Array:
-        """Return an array (N, C) with the weight of each row in the column of its class, and 0 elsewhere."""
-        indicators = np.zeros((len(self.codes), self.n_columns))
-        indicators[np.arange(len(self.codes)), self.codes] = self.weights
-        return indicators
-
-    def sqrt_weighted_centred_indicators(self) -> Array:
-        """Return the weighted, centred class indicators ``D^(1/2) (Y - 1 shares')``, (N, C)."""
-        roots = np.sqrt(self.weights)[:, np.newaxis]
-        return self.weighted_columns() / roots - roots * self.class_weight_shares
-
-    def subset(self, row_indices: Indices | slice) -> "Classes":
-        """Return the classes of some rows."""
-        return replace(self, codes=self.codes[row_indices], weights=self.weights[row_indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +45,8 @@ class Discriminants:
     """Ridge ``lambda``."""
     direction_inner_products: Array | None = None
     """Inner products u'u of the discriminants of a map. Shape (q, q)."""
+    is_decided_by_rounding: bool = False
+    """Whether the ridge is nothing beside the rounding of eigenvalues, which scores of training rows may not show."""
 
 
 def solve_discriminants(
@@ -153,12 +99,14 @@ def solve_discriminants(
     return make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
 
 
-def solve_from_eigenvectors(spectral: "SpectralGram", classes: Classes, shrinkage: float) -> Discriminants:
+def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage: float) -> Discriminants:
     """Find the discriminants of a decomposed Gram matrix; see `solve_discriminants`."""
     ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
+    spectral = spectral.include_small_values(ridge)
     residual = spectral.indicator_residual_products(ridge)
     coefficients = spectral.solve_ridge_coefficients(ridge)
-    return make_discriminants(coefficients, residual, spectral.gram_row_means, classes, ridge)
+    found = make_discriminants(coefficients, residual, spectral.gram_row_means, classes, ridge)
+    return replace(found, is_decided_by_rounding=spectral.is_decided_by_rounding(ridge))
 
 
 def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
@@ -239,89 +187,10 @@ def decision_functions(means: Array, priors: Array) -> tuple[Array, Array]:
     return T, constants
 
 
-def within_class_scatter_trace(total: float, between: Array) -> float:
-    """Return the trace of the scatter within the classes; raise an error if it is not above rounding."""
-    within = total - float(between.sum())
-    if not within > 1e-13 * total:
-        raise InvalidInputError(
-            "The training rows do not vary within their classes, for the kernel tells the rows of a class apart by "
-            f"{max(within, 0.0):.1e} where all rows vary by {max(total, 0.0):.1e}; discriminants need classes of "
-            "several rows, and a kernel that tells them apart: centre the columns of X where they are far from 0."
-        )
-    return within
-
-
-@dataclass(frozen=True, eq=False)
-class SpectralGram:
-    """Eigenpairs above rounding of a centred Gram matrix, and the indicators Y in them: ``R Y`` for any ridge."""
-
-    values: Array
-    """Eigenvalues above rounding, ascending. Shape (r,)."""
-    all_vectors: Array
-    """Eigenvectors of all N eigenvalues, ascending. Shape (N, N)."""
-    coordinates: Array
-    """Coordinates of Y in the eigenvectors, ``vectors' Y``. Shape (r, C)."""
-    unexplained_cross_products: Array
-    """Y'Y of the part of Y that is orthogonal to the eigenvectors. Shape (C, C)."""
-    gram_row_means: Array
-    """Means of the rows of the Gram matrix. Shape (N,)."""
-
-    @property
-    def vectors(self) -> Array:
-        """Eigenvectors of the eigenvalues above rounding, (N, r)."""
-        return self.all_vectors[:, len(self.all_vectors) - len(self.values) :]
-
-    def within_class_scatter_trace(self, classes: Classes) -> float:
-        """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
-        between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.class_weight_sums
-        return within_class_scatter_trace(float(self.values.sum()), between)
-
-    def solve_coordinates(self, ridge: float) -> Array:
-        """Return the coordinates of ``R Y`` in the eigenvectors, (r, C)."""
-        scaled: Array = self.coordinates / (self.values + ridge)[:, np.newaxis]
-        return scaled
-
-    def solve_ridge_coefficients(self, ridge: float) -> Array:
-        """Return ``R Y`` (N, C), without the part that is orthogonal to the eigenvectors."""
-        return self.vectors @ self.solve_coordinates(ridge)
-
-    def indicator_residual_products(self, ridge: float) -> Array:
-        """Return ``ridge Y'RY`` (C, C); the ridge may be 0."""
-        return ridge * (self.coordinates.T @ self.solve_coordinates(ridge)) + self.unexplained_cross_products
-
-
-def decompose_gram(K: Array, classes: Classes, on_indefinite: str) -> SpectralGram:
-    """Centre and decompose a Gram matrix, which is overwritten; only the lower triangle is read."""
-    weighting = Weighting(classes.weights)
-    means = center_and_weigh_gram_in_place(K, weighting)
-    return decompose_centred(K, classes.sqrt_weighted_centred_indicators(), on_indefinite, means, weighting)
-
-
-def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
-    """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K give the scale of rounding."""
-    values, vectors = eigh_in_place(G)
-    lowest, highest = float(values[0]), float(values[-1])
-    scale = max(highest, weighting.total * abs(float(means @ weighting.shares)))
-    clipped = find_psd_cutoff(lowest, highest, scale, len(G), on_indefinite, _MATRIX)
-    rounding = 16 * EPS * scale / float(np.sqrt(len(values)))
-    cut = max(4 * EPS * highest, rounding, clipped or 2 * abs(min(lowest, 0.0)))
-    first = len(values) - int((values > cut).sum())
-    kept = vectors[:, first:]
-    coordinates = kept.T @ Y
-    rest = Y - kept @ coordinates
-    return SpectralGram(values[first:], vectors, coordinates, rest.T @ rest, means)
-
-
 def _compute_gram_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
     """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
     between = np.einsum("ij,ij->j", Y, G @ Y) / classes.class_weight_sums
     return shrinkage * within_class_scatter_trace(float(np.trace(G)), between) / classes.total
-
-
-def estimate_rounding(trace: float, means: Array, weighting: Weighting) -> float:
-    """Return the rounding error of the eigenvalues of a centred Gram matrix; the errors of N values are random."""
-    scale = max(trace, weighting.total * abs(float(means @ weighting.shares)))
-    return EPS * scale / float(np.sqrt(len(means)))
 
 
 def require_ridge_above_rounding(ridge: float, rounding: float, trace: float) -> None:
@@ -343,7 +212,7 @@ def _solve_by_cholesky(G: Array, Y: Array, ridge: float, rounding: float) -> Arr
         factor = cho_factor(G, lower=True, overwrite_a=True, check_finite=False)
     except LinAlgError:
         raise NotPSDError(
-            f"{_MATRIX} has an eigenvalue below -{ridge:.6g}, which the ridge does not lift above 0; choose another "
+            f"{MATRIX} has an eigenvalue below -{ridge:.6g}, which the ridge does not lift above 0; choose another "
             'kernel, or drop its negative part with on_indefinite="clip" (--on-indefinite clip).'
         ) from None
     solution: Array = cho_solve(factor, Y, check_finite=False)
@@ -395,6 +264,6 @@ def _diagonalize_prior_scatter(combinations: Array, means: Array, ratios: Array,
 
 def _make_singular_error(share: float) -> InvalidInputError:
     return InvalidInputError(
-        f"The covariance within the classes is singular: a direction that tells the classes apart has {share:.1e} of "
-        f"its variance within them, and at least {_MIN_WITHIN:.0e} is needed; raise shrinkage."
+        "The covariance within the classes is singular: a direction that tells the classes apart has "
+        f"{max(share, EPS):.1e} of its variance within them, and at least {_MIN_WITHIN:.0e} is needed; raise shrinkage."
     )

@@ -21,7 +21,8 @@ from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics.kernel_components import Weighting
 from dkfm.numerics.supervised import fisher
-from dkfm.numerics.supervised.fisher import Classes, Codes, Indices, SpectralGram
+from dkfm.numerics.supervised.classes import Classes, Codes, Indices, within_class_scatter_trace
+from dkfm.numerics.supervised.spectral_gram import SpectralGram, decompose_gram
 
 SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""
@@ -243,7 +244,7 @@ class _LeftOutRows:
             @ (sums - np.outer(self._training_sum, training.class_weight_shares)) ** 2
             / training.class_weight_sums
         )
-        return fisher.within_class_scatter_trace(total, between)
+        return within_class_scatter_trace(total, between)
 
     def predict_indicators(self, ridge: float) -> tuple[Array, Array]:
         values, coordinates = self._regression.values, self._regression.coordinates
@@ -275,7 +276,7 @@ class _DecomposedFold:
     def from_gram(cls, K: Array, classes: Classes, test: Indices, on_indefinite: str) -> Self:
         train = np.delete(np.arange(len(K)), test)
         training = classes.subset(train)
-        spectral = fisher.decompose_gram(np.array(K[np.ix_(train, train)], order="F"), training, on_indefinite)
+        spectral = decompose_gram(np.array(K[np.ix_(train, train)], order="F"), training, on_indefinite)
         V = Weighting(training.weights).apply_weighted_centring_adjoint(spectral.vectors)
         return cls(training, classes.subset(test), spectral, K[np.ix_(test, train)] @ V - spectral.gram_row_means @ V)
 

@@ -1,0 +1,168 @@
+"""Decompose a centred Gram matrix for discriminants of any ridge, and tell its eigenvalues from rounding."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.core.chunking import row_slices
+from dkfm.core.rows import Array
+from dkfm.numerics.eigensolvers.dense import eigh_in_place
+from dkfm.numerics.kernel_components import Weighting, center_and_weigh_gram_in_place
+from dkfm.numerics.roots import EPS, find_psd_cutoff
+from dkfm.numerics.supervised.classes import Classes, Indices, within_class_scatter_trace
+
+Mask = npt.NDArray[np.bool_]
+
+MATRIX = "The centred Gram matrix of this kernel"
+"""Name of the matrix in messages."""
+
+_CUT = 16.0
+"""Factor of the rounding error of an eigenvalue up to which it is taken for rounding."""
+
+_ONE_SIDED = 4.0
+"""Ratio of the largest to the most negative eigenvalue that seems to be rounding from which on some are none."""
+
+_BLOCK_ROWS = 256
+_TINY = float(np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralGram:
+    """Eigenpairs above rounding of a centred Gram matrix, and the indicators Y in them: ``R Y`` for any ridge."""
+
+    values: Array
+    """Eigenvalues above rounding, ascending. Shape (r,)."""
+    all_vectors: Array
+    """Eigenvectors of all N eigenvalues, those of `values` last. Shape (N, N)."""
+    coordinates: Array
+    """Coordinates of Y in the eigenvectors, ``vectors' Y``. Shape (r, C)."""
+    gram_row_means: Array
+    """Means of the rows of the Gram matrix. Shape (N,)."""
+    noise: Array
+    """Rounding error of each of the N eigenvalues. Shape (N,)."""
+    omitted_values: Array
+    """The other eigenvalues, which are rounding or of a negative part. Shape (N - r,)."""
+    omitted_coordinates: Array
+    """Coordinates of Y in their eigenvectors. Shape (N - r, C)."""
+
+    @property
+    def vectors(self) -> Array:
+        """Eigenvectors of the eigenvalues above rounding, (N, r)."""
+        return self.all_vectors[:, len(self.all_vectors) - len(self.values) :]
+
+    def within_class_scatter_trace(self, classes: Classes) -> float:
+        """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
+        between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.class_weight_sums
+        return within_class_scatter_trace(float(self.values.sum()), between)
+
+    def solve_coordinates(self, ridge: float) -> Array:
+        """Return the coordinates of ``R Y`` in the eigenvectors, (r, C)."""
+        scaled: Array = self.coordinates / (self.values + ridge)[:, np.newaxis]
+        return scaled
+
+    def solve_ridge_coefficients(self, ridge: float) -> Array:
+        """Return ``R Y`` (N, C), without the part that is orthogonal to the eigenvectors."""
+        return self.vectors @ self.solve_coordinates(ridge)
+
+    def indicator_residual_products(self, ridge: float) -> Array:
+        """Return ``ridge Y'RY`` (C, C); the ridge may be 0."""
+        explained = ridge * (self.coordinates.T @ self.solve_coordinates(ridge))
+        residual: Array = explained + self.omitted_coordinates.T @ self.omitted_coordinates
+        return residual
+
+    def include_small_values(self, ridge: float) -> "SpectralGram":
+        """Return the same with all eigenvalues whose rounding is small beside a ridge, in place of these pairs.
+
+        To leave a small eigenvalue out costs its root at new rows, which may be far more than its rounding. If
+        rounding alone is left out, as of a matrix of lower rank, nothing is included. The vectors are not copied, but
+        reordered.
+        """
+        sizes = self.omitted_values / np.maximum(self.noise[: len(self.omitted_values)], _TINY)
+        is_one_sided = sizes.max(initial=0.0) > _ONE_SIDED * -sizes.min(initial=0.0)
+        is_included = self._find_small_noise(ridge) & is_one_sided
+        order = np.concatenate([np.flatnonzero(~is_included), np.flatnonzero(is_included)])
+        _reorder_columns(self.all_vectors[:, : len(order)], order)
+        return SpectralGram(
+            np.concatenate([np.maximum(self.omitted_values[is_included], 0.0), self.values]),
+            self.all_vectors,
+            np.concatenate([self.omitted_coordinates[is_included], self.coordinates]),
+            self.gram_row_means,
+            np.concatenate([self.noise[order], self.noise[len(order) :]]),
+            self.omitted_values[~is_included],
+            self.omitted_coordinates[~is_included],
+        )
+
+    def is_decided_by_rounding(self, ridge: float) -> bool:
+        """Return whether rounding may change ``R Y`` by a function of its own norm; False without a ridge.
+
+        With c the coordinates of ``R Y``, rounding E of the matrix changes them by ``R E c``, a function with a norm of
+        at most ``|E c| / (2 sqrt(ridge))``. An eigenvalue that rounding hides beside the ridge may be missing.
+        """
+        if ridge == 0:  # what rounding hides is 0 by definition
+            return False
+        all_values, noise = np.concatenate([self.omitted_values, self.values]) / ridge, self.noise / ridge
+        values = np.maximum(all_values, 0.0)
+        coordinates = np.concatenate([self.omitted_coordinates, self.coordinates])
+        is_hidden = np.concatenate([~self._find_small_noise(ridge), np.zeros(len(self.values), bool)])
+        errors = np.where(is_hidden, np.sqrt(values), noise / 2) * (all_values >= -_CUT * noise)  # others are dropped
+        solved = coordinates / (values + 1)[:, np.newaxis]
+        norms = np.linalg.norm(np.sqrt(self.values / ridge)[:, np.newaxis] * solved[len(self.omitted_values) :], axis=0)
+        return bool((np.linalg.norm(errors[:, np.newaxis] * solved, axis=0) >= norms)[norms > 0].any())
+
+    def _find_small_noise(self, ridge: float) -> Mask:
+        """Return a mask (N - r,) of the values left out whose rounding is small beside a ridge."""
+        small: Mask = _CUT * self.noise[: len(self.omitted_values)] <= ridge
+        return small
+
+
+def decompose_gram(K: Array, classes: Classes, on_indefinite: str) -> SpectralGram:
+    """Centre and decompose a Gram matrix, which is overwritten; only the lower triangle is read."""
+    weighting = Weighting(classes.weights)
+    means = center_and_weigh_gram_in_place(K, weighting)
+    return decompose_centred(K, classes.sqrt_weighted_centred_indicators(), on_indefinite, means, weighting)
+
+
+def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
+    """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K give the scale of rounding."""
+    values, vectors = eigh_in_place(G)
+    lowest, highest = float(values[0]), float(values[-1])
+    of_mean = abs(float(means @ weighting.shares))
+    scale = max(highest, weighting.total * of_mean)
+    clipped = find_psd_cutoff(lowest, highest, scale, len(G), on_indefinite, MATRIX)
+    noise = _estimate_noise(vectors, max(highest, 0.0), of_mean, weighting)
+    is_kept = values > np.maximum(_CUT * noise, 4 * EPS * highest)
+    if clipped:
+        is_kept &= values > clipped
+    else:  # a negative eigenvalue shows how large the noise is
+        most = float((-values / np.maximum(noise, _TINY)).max())
+        is_kept &= values > 2 * most * noise
+    order = np.concatenate([np.flatnonzero(~is_kept), np.flatnonzero(is_kept)])
+    _reorder_columns(vectors, order)
+    values, noise, coordinates = values[order], noise[order], vectors.T @ Y
+    first = len(values) - int(is_kept.sum())
+    return SpectralGram(values[first:], vectors, coordinates[first:], means, noise, values[:first], coordinates[:first])
+
+
+def _reorder_columns(vectors: Array, order: Indices) -> None:
+    if (np.diff(order) != 1).any():
+        for rows in row_slices(len(vectors), _BLOCK_ROWS):
+            vectors[rows] = vectors[rows][:, order]
+
+
+def _estimate_noise(vectors: Array, highest: float, of_mean: float, weighting: Weighting) -> Array:
+    """Return the rounding errors of the eigenvalues of a centred Gram matrix, (N,).
+
+    Rounding of a value of K is multiplied by the roots of the weights of both rows. An eigenvector u therefore has that
+    of the weights ``sum w u^2``: a row of large weight does not hide the eigenvalues of the others.
+    """
+    n = len(vectors)
+    weights = np.einsum("i,ij,ij->j", weighting.weights, vectors, vectors)
+    noise: Array = EPS / np.sqrt(n) * np.maximum(highest, n * of_mean * weights)
+    return noise
+
+
+def estimate_rounding(trace: float, means: Array, weighting: Weighting) -> float:
+    """Return the rounding error of the eigenvalues of a centred Gram matrix; the errors of N values are random."""
+    scale = max(trace, weighting.total * abs(float(means @ weighting.shares)))
+    return EPS * scale / float(np.sqrt(len(means)))

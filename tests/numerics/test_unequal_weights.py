@@ -1,0 +1,90 @@
+"""Discriminants of rows with weights of very different sizes, against the definition in extended precision."""
+
+import numpy as np
+import pytest
+
+import dkfm
+from dkfm import kernels
+from dkfm.errors import DkfmWarning
+from dkfm.numerics.supervised import fisher, spectral_gram
+from dkfm.numerics.supervised.classes import Classes
+
+
+def solve_in_extended_precision(A, b):
+    """Return the solution of a positive definite system, by Gaussian elimination."""
+    A, b = A.copy(), b.copy()
+    for i in range(len(A)):
+        factors = A[i + 1 :, i] / A[i, i]
+        A[i + 1 :] -= factors[:, np.newaxis] * A[i]
+        b[i + 1 :] -= factors * b[i]
+    for i in reversed(range(len(A))):
+        b[i] = (b[i] - A[i, i + 1 :] @ b[i + 1 :]) / A[i, i]
+    return b
+
+
+def decide_in_extended_precision(K, cross, y, w, shrinkage):
+    """Return the decisions between two classes of new rows, with the inverse of S_w + lambda by Woodbury's identity."""
+    K, cross, w = (values.astype(np.longdouble) for values in (K, cross, w))
+    p, means = w / w.sum(), np.array([w * (y == c) / w[y == c].sum() for c in (0, 1)])
+    T, roots, difference = np.eye(len(w)) - means[y], np.sqrt(p), means[1] - means[0]
+    scatter = T @ K @ T.T
+    ridge = shrinkage * (p @ scatter.diagonal()) / w.sum()
+    system = roots[:, np.newaxis] * scatter * roots + ridge * np.eye(len(w))
+    solved = solve_in_extended_precision(system, roots * (T @ K @ difference))
+    b = (difference - T.T @ (roots * solved)) / ridge
+    offset = means.mean(axis=0) @ K @ b
+    return (cross @ b - offset + np.log(p[y == 1].sum() / p[y == 0].sum())).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "weight", "tolerance"),
+    [
+        (kernels.Gaussian(30.0), 1.0, 1e-8),
+        (kernels.Gaussian(30.0), 1e4, 1e-5),
+        (kernels.Gaussian(30.0), 1e6, 1e-3),
+        (kernels.Gaussian(2.0), 1e6, 1e-7),
+        (kernels.Linear(), 1e6, 1e-6),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:The certificate of these scores")
+def test_a_row_of_large_weight_does_not_hide_the_eigenvalues_of_others(kernel, weight, tolerance):
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    X, Z = rng.normal(size=(40, 3)) + y[:, np.newaxis] * [1.0, 0.0, 0.0], rng.normal(size=(200, 3))
+    w = np.where(np.arange(40) == 0, weight, 1.0)
+    K, classes = kernel(X, X), Classes(y, w, 2)
+    expected = decide_in_extended_precision(K, kernel(Z, X), y, w, 1e-3)
+    spectral = spectral_gram.decompose_gram(np.asfortranarray(K), classes, "raise")
+    found = fisher.solve_from_eigenvectors(spectral, classes, 1e-3)
+    T, constants = fisher.decision_functions(found.means, classes.effective_priors)
+    decisions = (kernel(Z, X) @ (found.weights @ T) - (found.offset @ T + constants))[:, 0]
+    np.testing.assert_allclose(decisions, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    fitted = dkfm.KernelFisher(kernel=kernel, shrinkage=1e-3).fit(X, y, sample_weight=w)
+    errors = np.abs(fitted.decision_function(Z) - expected) / np.abs(expected).max()
+    assert errors.max() <= 10 * fitted.certificate_.error + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kernel", "weight", "shift", "shrinkage"),
+    [
+        (kernels.Linear(), 1e8, 2.5e3, 1e-5),
+        (kernels.Polynomial(3), 2.5e7, 0.0, 1e-12),
+        (kernels.Polynomial(2), 1.0, 4e4, 1e-5),
+    ],
+)
+def test_a_ridge_below_rounding_is_told(kernel, weight, shift, shrinkage):
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    X = shift + rng.normal(size=(40, 3)) + y[:, np.newaxis] * [1.0, 0.0, 0.0]
+    w = np.where(np.arange(40) == 0, weight, 1.0)
+    with pytest.warns(DkfmWarning, match="the ridge is nothing beside the rounding of kernel values: raise shrinkage"):
+        fitted = dkfm.KernelFisher(kernel=kernel, shrinkage=shrinkage).fit(X, y, sample_weight=w)
+    assert fitted.certificate_.error == 1.0
+
+
+@pytest.mark.parametrize("factor", [1e-250, 1.0, 1e250])
+def test_a_small_ridge_of_a_kernel_of_low_rank_is_not_told(rng, factor):
+    X, y = rng.normal(size=(60, 3)), np.arange(60) % 2
+    fitted = dkfm.KernelFisher(kernel=factor * kernels.Linear(), shrinkage=1e-9).fit(X, y)
+    assert fitted.certificate_.error < 1e-10
