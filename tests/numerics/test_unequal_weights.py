@@ -1,5 +1,7 @@
 """Discriminants of rows with weights of very different sizes, against the definition in extended precision."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -78,7 +80,7 @@ def test_a_ridge_below_rounding_is_told(kernel, weight, shift, shrinkage):
     y = np.arange(40) % 2
     X = shift + rng.normal(size=(40, 3)) + y[:, np.newaxis] * [1.0, 0.0, 0.0]
     w = np.where(np.arange(40) == 0, weight, 1.0)
-    with pytest.warns(DkfmWarning, match="the ridge is nothing beside the rounding of kernel values: raise shrinkage"):
+    with pytest.warns(DkfmWarning, match="the ridge is little beside the rounding of kernel values: raise shrinkage"):
         fitted = dkfm.KernelFisher(kernel=kernel, shrinkage=shrinkage).fit(X, y, sample_weight=w)
     assert fitted.certificate_.error == 1.0
 
@@ -97,3 +99,47 @@ def test_the_negative_part_of_a_clipped_kernel_is_no_rounding():
     sigmoid = kernels.Sigmoid(1.0, -1.0)
     fitted = dkfm.KernelFisher(kernel=sigmoid, on_indefinite="clip", shrinkage=1e-11).fit(X, y)
     assert fitted.certificate_.error < 1e-10
+
+
+@pytest.mark.parametrize(("spread", "alpha", "is_told"), [(8, 1e-2, True), (4, 1e-2, False), (0, 1e-6, False)])
+@pytest.mark.parametrize("basis", ["spectral", "cholesky"])
+def test_what_sums_over_rows_lose_of_small_weights_is_in_the_certificate_of_a_map(spread, alpha, is_told, basis):
+    rng = np.random.default_rng(0)
+    X, w = rng.normal(size=(60, 3)), 10.0 ** rng.uniform(-spread, spread, size=60)
+    y = X[:, 0] + rng.normal(size=60)
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis=basis).fit(X)
+    with pytest.warns(DkfmWarning, match="beside alpha, rounding is large") if is_told else nullcontext():
+        found = dkfm.KernelRidge.from_map(phi, y, X, alpha=alpha, sample_weight=w if spread else None)
+    K = kernels.Gaussian(1.0)(X, X).astype(np.longdouble)
+    expected = K @ solve_in_extended_precision(K + np.diag(alpha / (w if spread else np.ones(60))), y)
+    error = float(np.abs(found.predict(X) - expected).max() / np.abs(y).max())
+    assert error <= 10 * found.certificate_.error
+    assert spread or found.certificate_.error < 1e-12
+
+
+def test_norms_are_bounds_where_rounding_is_most_of_them():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        X, y = rng.normal(size=(50, 3)), rng.normal(size=50)
+        for alpha in (1e-8, 1e-6, 1e-3):
+            model = dkfm.KernelRidge(alpha, kernel="linear").fit(X, y)
+            norm = np.linalg.norm(np.linalg.solve(X.T @ X + alpha * np.eye(3), X.T @ y))
+            assert norm <= model.norms_[0] <= norm * (1.01 if alpha == 1e-3 else 1e4)
+
+
+@pytest.mark.parametrize("spread", [0, 4, 8])
+@pytest.mark.parametrize("in_map", [False, True], ids=["fit", "map"])
+@pytest.mark.filterwarnings("ignore:The certificate of these scores")
+def test_certificates_of_discriminants_count_weights_of_all_sizes(spread, in_map):
+    rng, kernel = np.random.default_rng(0), kernels.Gaussian(1.0)
+    y = np.arange(60) % 2
+    X, Z = rng.normal(size=(60, 3)) + y[:, np.newaxis] * [1.0, 0.0, 0.0], rng.normal(size=(100, 3))
+    w = 10.0 ** rng.uniform(-spread, spread, size=60)
+    expected = decide_in_extended_precision(kernel(X, X), kernel(Z, X), y, w, 1e-3)
+    if in_map:
+        phi = dkfm.ExactFeatureMap(kernel, basis="spectral").fit(X)
+        found = dkfm.KernelFisher.from_map(phi, y, X, shrinkage=1e-3, sample_weight=w)
+    else:
+        found = dkfm.KernelFisher(kernel=kernel, shrinkage=1e-3).fit(X, y, sample_weight=w)
+    error = np.abs(found.decision_function(Z) - expected).max() / np.abs(expected).max()
+    assert error <= 10 * found.certificate_.error < (1e-10 if spread == 0 else 1e-2)

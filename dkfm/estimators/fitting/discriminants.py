@@ -39,7 +39,7 @@ from dkfm.numerics.supervised.fisher import Discriminants
 from dkfm.numerics.supervised.fisher_by_systems import solve_discriminants_by_systems
 
 _RIDGE_REMEDY = (
-    "the ridge is nothing beside the rounding of kernel values: raise shrinkage, centre the columns of X, or give rows "
+    "the ridge is little beside the rounding of kernel values: raise shrinkage, centre the columns of X, or give rows "
     "weights of more equal size"
 )
 """What helps if rounding decides."""
@@ -111,9 +111,7 @@ def fit_discriminants(
     weights = {"sample_weight": classes.weights}
     with open_certificate_scorer(model, "scores", len(classes.weights)) as scorer:
         measured = certify_discriminants(scorer, data, {**values, **weights}, result.ridge)
-    if result.is_decided_by_rounding:
-        measured = measured.combine(Certificate(1.0, 1.0, 0))
-    warn_of_rounding(measured, model, _RIDGE_REMEDY if result.is_decided_by_rounding else MEAN_REMEDY)
+    measured = _warn_of_rounding(measured, result.rounding, model)
     return model, {**values, "certificate": measured}
 
 
@@ -233,8 +231,15 @@ def fit_in_map(
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
     values["mean"] = W @ mean
     measured = certify_discriminants(prepare_scorer(fitted_model), landmarks, values, result.ridge)
-    warn_of_rounding(measured, fitted_model)
+    measured = _warn_of_rounding(measured, result.rounding, fitted_model)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
+
+
+def _warn_of_rounding(measured: Certificate, rounding: float, model: Model) -> Certificate:
+    """Return a certificate with at least the error `rounding`, and warn if it is large."""
+    found = measured.combine(Certificate(rounding, rounding, 0))
+    warn_of_rounding(found, model, _RIDGE_REMEDY if rounding > measured.error else MEAN_REMEDY)
+    return found
 
 
 def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: float) -> dict[str, object]:

@@ -26,6 +26,7 @@ from dkfm.gram.linear_systems.solver import SystemSolver
 from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.kernels.base import Kernel
+from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import ridge
@@ -266,13 +267,16 @@ def fit_in_map(
         raise InvalidInputError("Rows are left out with a Gram matrix, which fit has; give from_map a number as alpha.")
     points, root = feature_map.model.original_landmarks, feature_map.root
     sums, second, _ = out_of_core_rows.compute_feature_moments(points, root, data, targets, feature_map.workspace)
-    coefficients = ridge.solve_ridge_of_map(second, sums.T, penalties)
+    coefficients, rounding = ridge.solve_ridge_of_map(second, sums.T, penalties)
     features = Model(data.kernel, points, {"features": Head(root.weights, triangular=root.triangular)})
     scorer, weights = prepare_scorer(features), root.weights @ coefficients
     predicted = np.concatenate([scorer("features", tile) @ coefficients for tile in landmarks.iter_row_tiles()])
     model = _make_model(features, weights, stored, feature_map.model.dtype)
     solution = RidgeSolution(penalties, weights, predicted, targets.max_abs_values)
-    return model, _certify_and_collect_fitted(model, landmarks, solution, np.ones(targets.n_columns), stored), penalties
+    # The landmarks do not show what sums lose of rows whose weights are small.
+    lost = rounding if (targets.weights != targets.weights[0]).any() else 0.0
+    scale = np.ones(targets.n_columns)
+    return model, _certify_and_collect_fitted(model, landmarks, solution, scale, stored, lost), penalties
 
 
 def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge], dtype: np.dtype[np.floating]) -> Model:
@@ -281,19 +285,26 @@ def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge], dty
 
 
 def _certify_and_collect_fitted(
-    model: Model, landmarks: TrainingData, solution: RidgeSolution, scale: Array, stored: type[StoredRidge]
+    model: Model,
+    landmarks: TrainingData,
+    solution: RidgeSolution,
+    scale: Array,
+    stored: type[StoredRidge],
+    rounding: float = 0.0,
 ) -> dict[str, object]:
-    """Return the fitted values of a solution by name, with a certificate; its targets were divided by `scale`."""
-    fitted: dict[str, object] = {
-        "fitted_values": solution.fitted_values * scale,
-        "target_scales": solution.max_abs_targets * scale,
-        "norms": solution.norms * scale,
-    }
+    """Return the fitted values of a solution by name, with a certificate, which has at least the error `rounding`.
+
+    The targets of the solution were divided by `scale`.
+    """
+    values, scales = solution.fitted_values * scale, solution.max_abs_targets * scale
+    with open_certificate_scorer(model, stored.output_head_name, len(values)) as scorer:
+        errors = stored.measure_predictions(scorer, landmarks, values)
+    norms = solution.bound_norms(errors.largest / scale) * scale
+    measured = errors.to_certificate(scales, norms).combine(Certificate(rounding, rounding, 0))
+    warn_of_rounding(measured, model, _REMEDY)
+    fitted: dict[str, object] = {"fitted_values": values, "target_scales": scales, "norms": norms}
     if solution.left_out is not None:
         fitted["loo_predictions"] = solution.left_out * scale
-    with open_certificate_scorer(model, stored.output_head_name, len(solution.fitted_values)) as scorer:
-        measured = stored.certify(scorer, landmarks, fitted)
-    warn_of_rounding(measured, model, _REMEDY)
     return {**fitted, "certificate": measured}
 
 

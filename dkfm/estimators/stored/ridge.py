@@ -1,6 +1,5 @@
 """Check and measure stored kernel ridge regressions."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self, cast
 
@@ -14,6 +13,7 @@ from dkfm.gram.training_data import TrainingData
 from dkfm.numerics import links
 from dkfm.numerics.certificates import ridge
 from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.certificates.ridge import PredictionErrors
 from dkfm.numerics.scorer import Scorer
 from dkfm.storage.model_store import Record
 
@@ -52,15 +52,14 @@ class StoredRidge(StoredEstimator):
         return record
 
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
-        return self.certify(scorer, landmarks, self.values)
+        values, scales, norms = (cast("Array", self.values[name]) for name in self.names.required_arrays)
+        return self.measure_predictions(scorer, landmarks, values).to_certificate(scales, norms)
 
     @classmethod
-    def certify(cls, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
-        """Measure the certificate of a model, given its landmarks and the fitted values by name."""
-        names = ("fitted_values", "target_scales", "norms")
-        values, scales, norms = (cast("Array", fitted[name]) for name in names)
+    def measure_predictions(cls, scorer: Scorer, landmarks: TrainingData, fitted_values: Array) -> PredictionErrors:
+        """Compare the predictions of a model for its landmarks with those of the fit, (N, q)."""
         tiles, diagonal = landmarks.iter_row_tiles(), landmarks.diagonal()
-        return ridge.certify_ridge(scorer, cls.output_head_name, tiles, diagonal, values, scales, norms)
+        return ridge.measure_predictions(scorer, cls.output_head_name, tiles, diagonal, fitted_values)
 
 
 @dataclass(frozen=True, eq=False)

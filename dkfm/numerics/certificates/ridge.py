@@ -1,7 +1,7 @@
 """Certify kernel ridge regressions: compare what a model predicts of its landmarks with what its fit says."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,9 +12,35 @@ from dkfm.numerics.roots import row_lengths
 from dkfm.numerics.scorer import Scorer
 
 
-def certify_ridge(
-    score: Scorer, name: str, tiles: Iterable[Rows], diagonal: Array, fitted: Array, scales: Array, norms: Array
-) -> Certificate:
+@dataclass(frozen=True, eq=False)
+class PredictionErrors:
+    """Largest errors of the predictions of landmarks."""
+
+    largest: Array
+    """Of each target. Shape (q,)."""
+    largest_of_unit_rows: Array
+    """Of each target, with the error of each row divided by ``sqrt(k(x, x))``. Shape (q,)."""
+    count: int
+    """Number of predictions."""
+
+    def to_certificate(self, scales: Array, norms: Array) -> Certificate:
+        """Return the errors as shares.
+
+        Parameters
+        ----------
+        scales : ndarray of shape (q,)
+            Largest absolute value of each target, of which `Certificate.error` is a share.
+        norms : ndarray of shape (q,)
+            Norm of each regression function f. `Certificate.relative_error` is relative to ``sqrt(k(x, x)) |f|``, which
+            no prediction exceeds.
+        """
+        shares = _divide(self.largest, scales).max(), _divide(self.largest_of_unit_rows, norms).max()
+        return Certificate(float(shares[0]), float(shares[1]), self.count, compared="predictions")
+
+
+def measure_predictions(
+    score: Scorer, name: str, tiles: Iterable[Rows], diagonal: Array, fitted: Array
+) -> PredictionErrors:
     """Compare the predictions of the landmarks with ``y - alpha c / w``, which is what the linear system asks for.
 
     Parameters
@@ -29,32 +55,24 @@ def certify_ridge(
         Their k(x, x).
     fitted : ndarray of shape (N, q)
         Expected predictions.
-    scales : ndarray of shape (q,)
-        Largest absolute value of each target, of which `Certificate.error` is a share.
-    norms : ndarray of shape (q,)
-        Norm of each regression function f. `Certificate.relative_error` is relative to ``sqrt(k(x, x)) |f|``, which no
-        prediction exceeds.
     """
     linear = replace(score.model.head(name), link=links.IDENTITY)
     scored = replace(score, model=replace(score.model, heads={name: linear}))
-    bounds = row_lengths(np.abs(diagonal))[:, np.newaxis] * norms
-    worst, start = Certificate(0.0, 0.0, 0, compared="predictions"), 0
+    lengths, start = row_lengths(np.abs(diagonal))[:, np.newaxis], 0
+    largest = of_units = np.zeros(fitted.shape[1])
     for tile in tiles:
         found = scored(name, tile).astype(np.float64)
         rows = slice(start, start + len(found))
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite counts as an infinite error
             errors = np.abs(found - fitted[rows])
-        shares = (
-            _compute_max_relative_error(errors, np.broadcast_to(scales, errors.shape)),
-            _compute_max_relative_error(errors, bounds[rows]),
-        )
-        worst = worst.combine(Certificate(*shares, errors.size))
+        largest = np.maximum(largest, errors.max(axis=0))
+        of_units = np.maximum(of_units, _divide(errors, lengths[rows]).max(axis=0))
         start = rows.stop
-    return worst
+    return PredictionErrors(largest, of_units, fitted.size)
 
 
-def _compute_max_relative_error(errors: Array, scales: Array) -> float:
-    """Return the largest error relative to its scale; 0 where both are 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(errors == 0, 0.0, errors / scales)
-    return float(np.max(shares, initial=0.0))
+def _divide(errors: Array, scales: Array) -> Array:
+    """Return errors relative to their scales; 0 where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        shares: Array = np.where(errors == 0, 0.0, errors / scales)
+    return shares

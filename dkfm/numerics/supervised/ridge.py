@@ -87,15 +87,14 @@ class RidgeSolution:
     """Weighted mean squared errors of such predictions for each penalty of a path and each target, or over all targets.
     Shape (m, q) or (m, 1)."""
 
-    @property
-    def norms(self) -> Array:
-        """Norm ``sqrt(c'Kc)`` of each regression function, (q,), plus the largest rounding error that it may have."""
+    def bound_norms(self, errors: Array) -> Array:
+        """Return the norm ``sqrt(c'Kc)`` of each regression function, (q,), plus the error that it may have.
+
+        `errors` (q,) are the largest differences of K c and the fitted values, from which the norm is computed.
+        """
+        sizes, values = np.abs(self.coefficients), np.abs(self.fitted_values) + self.max_abs_targets
         squares = np.einsum("ij,ij->j", self.coefficients, self.fitted_values)
-        rounding = (
-            4
-            * EPS
-            * np.einsum("ij,ij->j", np.abs(self.coefficients), np.abs(self.fitted_values) + self.max_abs_targets)
-        )
+        rounding = 4 * EPS * np.einsum("ij,ij->j", sizes, values) + errors * sizes.sum(axis=0)
         norms: Array = np.sqrt(np.maximum(squares, 0.0) + rounding)
         return norms
 
@@ -173,10 +172,11 @@ def solve_ridge_path(
     return replace(solution, path_errors=errors)
 
 
-def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) -> Array:
-    """Return the coefficients (r, q) of ridge regressions in the features phi of a map.
+def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) -> tuple[Array, float]:
+    """Return the coefficients (r, q) of ridge regressions in the features phi of a map, and their rounding.
 
-    `second_moment` (r, r) is ``sum w phi phi'``, overwritten, and `target_sums` (r, q) are ``sum w phi y'``.
+    `second_moment` (r, r) is ``sum w phi phi'``, overwritten, and `target_sums` (r, q) are ``sum w phi y'``. The
+    rounding is the share of the coefficients that errors of these sums may change.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) 
         A penalty is nothing beside rounding.
     """
     if not len(second_moment):  # the map has no features
-        return np.zeros(target_sums.shape)
+        return np.zeros(target_sums.shape), 0.0
     values, vectors = eigh_in_place(np.asfortranarray((second_moment + second_moment.T) / 2))
     rounding = 4 * EPS * len(values) * float(values[-1])
     if float(alphas.min()) <= rounding and values[0] <= rounding:
@@ -193,8 +193,9 @@ def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) 
             f"{float(alphas.min()):.1e}."
         )
     coordinates = vectors.T @ target_sums
-    coefficients: Array = vectors @ (coordinates / (np.maximum(values, 0.0)[:, np.newaxis] + alphas))
-    return coefficients
+    values = np.maximum(values, 0.0)
+    coefficients: Array = vectors @ (coordinates / (values[:, np.newaxis] + alphas))
+    return coefficients, EPS * float(values[-1] / (values[0] + alphas.min()))
 
 
 def estimate_rounding(diagonal: Array) -> float:

@@ -93,14 +93,14 @@ class SpectralGram:
             self.omitted_coordinates[~is_included],
         )
 
-    def is_decided_by_rounding(self, ridge: float) -> bool:
-        """Return whether rounding may change ``R Y`` by a function of its own norm; False without a ridge.
+    def estimate_error(self, ridge: float) -> float:
+        """Estimate the norm of the function by which rounding changes ``R Y``, as a share; 0 without a ridge.
 
         With c the coordinates of ``R Y``, rounding E of the matrix changes them by ``R E c``, a function with a norm of
         at most ``|E c| / (2 sqrt(ridge))``. An eigenvalue that rounding hides beside the ridge may be missing.
         """
         if ridge == 0:  # what rounding hides is 0 by definition
-            return False
+            return 0.0
         all_values, noise = np.concatenate([self.omitted_values, self.values]) / ridge, self.noise / ridge
         values = np.maximum(all_values, 0.0)
         coordinates = np.concatenate([self.omitted_coordinates, self.coordinates])
@@ -108,7 +108,8 @@ class SpectralGram:
         errors = np.where(is_hidden, np.sqrt(values), noise / 2) * (all_values >= -_CUT * noise)  # others are dropped
         solved = coordinates / (values + 1)[:, np.newaxis]
         norms = np.linalg.norm(np.sqrt(self.values / ridge)[:, np.newaxis] * solved[len(self.omitted_values) :], axis=0)
-        return bool((np.linalg.norm(errors[:, np.newaxis] * solved, axis=0) >= norms)[norms > 0].any())
+        changes = np.linalg.norm(errors[:, np.newaxis] * solved, axis=0)
+        return float(np.max(changes[norms > 0] / norms[norms > 0], initial=0.0))
 
     def _find_small_noise(self, ridge: float) -> Mask:
         """Return a mask (N - r,) of the values left out whose rounding is small beside a ridge."""
