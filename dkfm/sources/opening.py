@@ -114,7 +114,7 @@ def _open_memory(
     fitted: Sequence[str] | None,
 ) -> Source:
     if is_dask_collection(data):
-        raise InvalidInputError("A dask collection is taken by batch_score and by transform(), and not here.")
+        raise InvalidInputError(f"{name} is a dask collection, which is not read here; compute it, or give a path.")
     names = column_names(data, name)
     if names is not None:
         return open_frame(data, names, name, requested, id_column)

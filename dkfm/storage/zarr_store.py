@@ -146,11 +146,13 @@ def _require_outside_stores(path: Path) -> None:
 
 def require_own_attributes(path: Path) -> dict[str, object]:
     """Return the attributes of the store at a path; raise a StoreExistsError if dkfm did not write one there."""
+    if path.is_symlink():
+        raise StoreExistsError(f"{path} is a link, which was left untouched; give the path that it points to.")
     try:
         attrs = store_metadata.read_own_attributes(path)
     except StoreError:
         attrs = {}
-    if not attrs or path.is_symlink():
+    if not attrs:
         raise StoreExistsError(f"{path} holds something that dkfm did not write there; it was left untouched.")
     return attrs
 

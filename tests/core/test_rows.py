@@ -58,7 +58,7 @@ def test_a_data_array_counts_as_the_array_that_it_holds(pca, tmp_path):
     fisher = dkfm.KernelFisher(kernel=K).fit(lazy, xr.DataArray(ROWS[:, 0] > 0))
     assert fisher.predict(X).shape == (40,)
     dkfm.batch_score(pca, X, tmp_path / "out.zarr", progress=False)
-    with pytest.raises(InvalidInputError, match="A dask collection is taken by batch_score"):
+    with pytest.raises(InvalidInputError, match="is a dask collection, which is not read here; compute it"):
         dkfm.build_gram(K, lazy, tmp_path / "gram.zarr")
 
 

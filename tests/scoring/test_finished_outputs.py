@@ -13,6 +13,7 @@ from dkfm.errors import (
     DkfmError,
     IncompleteStoreError,
     StoreError,
+    StoreExistsError,
     UnsupportedStoreError,
 )
 from dkfm.files import local
@@ -104,6 +105,15 @@ def test_a_link_in_an_output_completes_nothing_and_nothing_is_written_through_it
         score(model, tmp_path / "out")
     require_unfinished(tmp_path / "out")
     assert tree(elsewhere) == before
+
+
+def test_an_output_behind_a_link_is_left_untouched_and_named(model, tmp_path):
+    score(model, tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    before = tree(tmp_path / "out")
+    with pytest.raises(StoreExistsError, match="is a link, which was left untouched; give the path"):
+        score(model, tmp_path / "link")
+    assert tree(tmp_path / "out") == before
 
 
 @pytest.mark.costly

@@ -327,7 +327,7 @@ def test_a_store_of_another_kind_is_named_and_not_overwritten(saved, rows, tmp_p
 
 def test_a_link_to_a_model_is_not_overwritten(saved, rows, tmp_path):
     (tmp_path / "link").symlink_to(saved)
-    with pytest.raises(StoreExistsError, match="left untouched"):
+    with pytest.raises(StoreExistsError, match="is a link, which was left untouched; give the path that it points to"):
         dkfm.KernelPCA(1).fit(rows).save(tmp_path / "link", overwrite=True)
     dkfm.load(tmp_path / "link")
 
