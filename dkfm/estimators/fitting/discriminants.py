@@ -111,7 +111,9 @@ def fit_discriminants(
     weights = {"sample_weight": classes.weights}
     with open_certificate_scorer(model, "scores", len(classes.weights)) as scorer:
         measured = certify_discriminants(scorer, data, {**values, **weights}, result.ridge)
-    measured = _warn_of_rounding(measured, result.rounding, model)
+    remedy = _RIDGE_REMEDY if result.rounding > measured.error else MEAN_REMEDY
+    measured = measured.combine(Certificate(result.rounding, result.rounding, 0))
+    warn_of_rounding(measured, model, remedy)
     return model, {**values, "certificate": measured}
 
 
@@ -231,15 +233,10 @@ def fit_in_map(
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
     values["mean"] = W @ mean
     measured = certify_discriminants(prepare_scorer(fitted_model), landmarks, values, result.ridge)
-    measured = _warn_of_rounding(measured, result.rounding, fitted_model)
+    remedy = _RIDGE_REMEDY if result.rounding > measured.error else MEAN_REMEDY
+    measured = measured.combine(Certificate(result.rounding, result.rounding, 0))
+    warn_of_rounding(measured, fitted_model, remedy)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
-
-
-def _warn_of_rounding(measured: Certificate, rounding: float, model: Model) -> Certificate:
-    """Return a certificate with at least the error `rounding`, and warn if it is large."""
-    found = measured.combine(Certificate(rounding, rounding, 0))
-    warn_of_rounding(found, model, _RIDGE_REMEDY if rounding > measured.error else MEAN_REMEDY)
-    return found
 
 
 def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: float) -> dict[str, object]:

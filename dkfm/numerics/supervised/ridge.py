@@ -195,7 +195,7 @@ def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) 
     coordinates = vectors.T @ target_sums
     values = np.maximum(values, 0.0)
     coefficients: Array = vectors @ (coordinates / (values[:, np.newaxis] + alphas))
-    return coefficients, EPS * float(values[-1] / (values[0] + alphas.min()))
+    return coefficients, min(1.0, EPS * float(values[-1] / (values[0] + alphas.min())))
 
 
 def estimate_rounding(diagonal: Array) -> float:

@@ -23,6 +23,9 @@ _CUT = 16.0
 _ONE_SIDED = 4.0
 """Ratio of the largest to the most negative eigenvalue that seems to be rounding from which on some are none."""
 
+_CLEAR_GAP = 1e6
+"""Ratio of the lowest eigenvalue above rounding to rounding from which on the matrix seems to have a lower rank."""
+
 _BLOCK_ROWS = 256
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -32,7 +35,7 @@ class SpectralGram:
     """Eigenpairs above rounding of a centred Gram matrix, and the indicators Y in them: ``R Y`` for any ridge."""
 
     values: Array
-    """Eigenvalues above rounding, ascending. Shape (r,)."""
+    """Eigenvalues above rounding, ascending, or all that count beside a ridge. Shape (r,)."""
     all_vectors: Array
     """Eigenvectors of all N eigenvalues, those of `values` last. Shape (N, N)."""
     coordinates: Array
@@ -75,12 +78,12 @@ class SpectralGram:
         """Return the same with all eigenvalues whose rounding is small beside a ridge, in place of these pairs.
 
         To leave a small eigenvalue out costs its root at new rows, which may be far more than its rounding. If
-        rounding alone is left out, as of a matrix of lower rank, nothing is included. The vectors are not copied, but
-        reordered.
+        rounding alone is left out, as of a matrix of lower rank, nothing is included. The vectors are reordered in
+        place, so that this object is of no use afterwards.
         """
         sizes = self.omitted_values / np.maximum(self.noise[: len(self.omitted_values)], _TINY)
         is_one_sided = sizes.max(initial=0.0) > _ONE_SIDED * -sizes.min(initial=0.0)
-        is_included = self._find_small_noise(ridge) & is_one_sided
+        is_included = self._find_small_noise(ridge) & is_one_sided & (not self._has_lower_rank)
         order = np.concatenate([np.flatnonzero(~is_included), np.flatnonzero(is_included)])
         _reorder_columns(self.all_vectors[:, : len(order)], order)
         return SpectralGram(
@@ -97,19 +100,31 @@ class SpectralGram:
         """Estimate the norm of the function by which rounding changes ``R Y``, as a share; 0 without a ridge.
 
         With c the coordinates of ``R Y``, rounding E of the matrix changes them by ``R E c``, a function with a norm of
-        at most ``|E c| / (2 sqrt(ridge))``. An eigenvalue that rounding hides beside the ridge may be missing.
+        at most ``|E c| / (2 sqrt(ridge))``. An eigenvalue that rounding hides beside the ridge may be missing. Neither
+        is so of a matrix of lower rank, whose functions of small eigenvalues are 0.
         """
         if ridge == 0:  # what rounding hides is 0 by definition
             return 0.0
-        all_values, noise = np.concatenate([self.omitted_values, self.values]) / ridge, self.noise / ridge
-        values = np.maximum(all_values, 0.0)
-        coordinates = np.concatenate([self.omitted_coordinates, self.coordinates])
-        is_hidden = np.concatenate([~self._find_small_noise(ridge), np.zeros(len(self.values), bool)])
-        errors = np.where(is_hidden, np.sqrt(values), noise / 2) * (all_values >= -_CUT * noise)  # others are dropped
-        solved = coordinates / (values + 1)[:, np.newaxis]
-        norms = np.linalg.norm(np.sqrt(self.values / ridge)[:, np.newaxis] * solved[len(self.omitted_values) :], axis=0)
-        changes = np.linalg.norm(errors[:, np.newaxis] * solved, axis=0)
-        return float(np.max(changes[norms > 0] / norms[norms > 0], initial=0.0))
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows counts as infinite
+            all_values, noise = np.concatenate([self.omitted_values, self.values]) / ridge, self.noise / ridge
+            values, omitted = np.maximum(all_values, 0.0), len(self.omitted_values)
+            lengths = np.sqrt(values[omitted:])
+            errors = noise * (lengths / (values[omitted:] + 1)).max(initial=0.0) if self._has_lower_rank else noise / 2
+            errors[:omitted] = np.where(self._find_small_noise(ridge), errors[:omitted], np.sqrt(values[:omitted]))
+            errors[:omitted][self._has_lower_rank | (all_values[:omitted] < -_CUT * noise[:omitted])] = 0.0
+            solved = np.concatenate([self.omitted_coordinates, self.coordinates]) / (values + 1)[:, np.newaxis]
+            norms = np.linalg.norm(lengths[:, np.newaxis] * solved[omitted:], axis=0)
+            changes = np.linalg.norm(errors[:, np.newaxis] * solved, axis=0)
+            shares = changes[norms > 0] / norms[norms > 0]
+        return float(np.nan_to_num(shares, nan=np.inf).max(initial=0.0))
+
+    @property
+    def _has_lower_rank(self) -> bool:
+        """Whether all that is left out seems to be 0: the other eigenvalues are far above all rounding."""
+        if not len(self.values):
+            return False
+        spread = self.noise.max() / max(self.noise.min(), _TINY)
+        return bool(self.values.min() >= _CLEAR_GAP * spread * self.noise.max())
 
     def _find_small_noise(self, ridge: float) -> Mask:
         """Return a mask (N - r,) of the values left out whose rounding is small beside a ridge."""
