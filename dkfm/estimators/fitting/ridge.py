@@ -300,8 +300,9 @@ def _certify_and_collect_fitted(
     with open_certificate_scorer(model, stored.output_head_name, len(values)) as scorer:
         errors = stored.measure_predictions(scorer, landmarks, values)
     # Norms are those of the float64 solution. Errors are not relative to norms that they make larger.
-    of_fit = errors.largest / scale if model.dtype == np.float64 else np.zeros(len(scale))
-    norms, smaller_norms = (solution.bound_norms(part) * scale for part in (of_fit, 0 * of_fit))
+    smaller_norms = norms = solution.bound_norms(np.zeros(len(scale))) * scale
+    if model.dtype == np.float64:
+        norms = solution.bound_norms(errors.largest / scale) * scale
     measured = errors.to_certificate(scales, smaller_norms).combine(Certificate(rounding, rounding, 0))
     warn_of_rounding(measured, model, _REMEDY)
     fitted: dict[str, object] = {"fitted_values": values, "target_scales": scales, "norms": norms}

@@ -105,17 +105,22 @@ class SpectralGram:
         """
         if ridge == 0:  # what rounding hides is 0 by definition
             return 0.0
+        first = len(self.omitted_values)
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows counts as infinite
             all_values, noise = np.concatenate([self.omitted_values, self.values]) / ridge, self.noise / ridge
-            values, omitted = np.maximum(all_values, 0.0), len(self.omitted_values)
-            lengths = np.sqrt(values[omitted:])
-            errors = noise * (lengths / (values[omitted:] + 1)).max(initial=0.0) if self._has_lower_rank else noise / 2
-            errors[:omitted] = np.where(self._find_small_noise(ridge), errors[:omitted], np.sqrt(values[:omitted]))
-            errors[:omitted][self._has_lower_rank | (all_values[:omitted] < -_CUT * noise[:omitted])] = 0.0
+            values = np.maximum(all_values, 0.0)
             solved = np.concatenate([self.omitted_coordinates, self.coordinates]) / (values + 1)[:, np.newaxis]
-            norms = np.linalg.norm(lengths[:, np.newaxis] * solved[omitted:], axis=0)
+            lengths = np.sqrt(values)  # of the functions whose coordinates are 1
+            norms = np.linalg.norm(lengths[first:, np.newaxis] * solved[first:], axis=0)
+            if self._has_lower_rank:
+                errors = (lengths / (values + 1))[first:].max(initial=0.0) * noise
+                errors[:first] = 0.0
+            else:
+                errors = noise / 2
+                errors[:first] = np.where(self._find_small_noise(ridge), errors[:first], lengths[:first])
+                errors[:first][all_values[:first] < -_CUT * noise[:first]] = 0.0  # a negative part is dropped
             changes = np.linalg.norm(errors[:, np.newaxis] * solved, axis=0)
-            shares = changes[norms > 0] / norms[norms > 0]
+            shares = changes[norms != 0] / norms[norms != 0]
         return float(np.nan_to_num(shares, nan=np.inf).max(initial=0.0))
 
     @property
