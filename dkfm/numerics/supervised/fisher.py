@@ -107,7 +107,7 @@ def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage:
     residual = spectral.indicator_residual_products(ridge)
     coefficients = spectral.solve_ridge_coefficients(ridge)
     found = make_discriminants(coefficients, residual, spectral.gram_row_means, classes, ridge)
-    rounding = spectral.estimate_error(ridge) if len(found.between_class_variances) else 0.0
+    rounding = spectral.estimate_error(ridge)
     return replace(found, rounding=min(1.0, rounding) if rounding >= 1 or classes.have_unequal_weights else 0.0)
 
 
