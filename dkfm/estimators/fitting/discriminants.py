@@ -233,9 +233,7 @@ def fit_in_map(
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
     values["mean"] = W @ mean
     measured = certify_discriminants(prepare_scorer(fitted_model), landmarks, values, result.ridge)
-    remedy = _RIDGE_REMEDY if result.rounding > measured.error else MEAN_REMEDY
-    measured = measured.combine(Certificate(result.rounding, result.rounding, 0))
-    warn_of_rounding(measured, fitted_model, remedy)
+    warn_of_rounding(measured, fitted_model)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
 
 

@@ -38,11 +38,6 @@ class Classes:
         return float(self.weights.sum())
 
     @property
-    def have_unequal_weights(self) -> bool:
-        """Whether the weights of some rows differ."""
-        return bool((self.weights != self.weights[0]).any())
-
-    @property
     def class_weight_shares(self) -> Array:
         """Share of each class in the weights, (C,)."""
         return self.class_weight_sums / self.total

@@ -46,8 +46,8 @@ class Discriminants:
     direction_inner_products: Array | None = None
     """Inner products u'u of the discriminants of a map. Shape (q, q)."""
     rounding: float = 0.0
-    """Share of the directions that rounding may change, where the scores of training rows or landmarks may not show it:
-    with unequal weights, or, as 1, if the ridge is nothing beside the rounding of eigenvalues."""
+    """Share of the directions that rounding of eigenvalues may change, where the scores of training rows may not show
+    it: with unequal weights, or, as 1, if the ridge is nothing beside it."""
 
 
 def solve_discriminants(
@@ -107,8 +107,9 @@ def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage:
     residual = spectral.indicator_residual_products(ridge)
     coefficients = spectral.solve_ridge_coefficients(ridge)
     found = make_discriminants(coefficients, residual, spectral.gram_row_means, classes, ridge)
-    rounding = spectral.estimate_error(ridge)
-    return replace(found, rounding=min(1.0, rounding) if rounding >= 1 or classes.have_unequal_weights else 0.0)
+    rounding = min(1.0, spectral.estimate_error(ridge))
+    is_unequal = bool((classes.weights != classes.weights[0]).any())
+    return replace(found, rounding=rounding if rounding == 1 or is_unequal else 0.0)
 
 
 def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
@@ -145,9 +146,6 @@ def solve_discriminants_of_map(
         within = blas.dsyrk(-1, (means * np.sqrt(shares)[:, np.newaxis]).T, beta=1, c=within, lower=1, overwrite_c=1)
     between = shares * np.square(centred).sum(axis=1)
     ridge = shrinkage * within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total
-    rounding = 0.0
-    if classes.have_unequal_weights and ridge > 0:  # what sums lose of rows of small weight
-        rounding = min(1.0, EPS * float(np.trace(within)) / ridge)
     within.flat[:: len(within) + 1] += ridge
     try:
         V = cho_solve(cho_factor(within, lower=True, overwrite_a=True, check_finite=False), centred.T)
@@ -163,8 +161,7 @@ def solve_discriminants_of_map(
     combinations = A * shares[:, np.newaxis] / np.sqrt(ratios)
     found = _diagonalize_prior_scatter(combinations, A * np.sqrt(ratios), ratios, classes)
     U = V @ found.combinations
-    offset, variances = shares @ means @ U, found.between_class_variances
-    return Discriminants(W @ U, offset, variances, found.means, ridge, U.T @ U, rounding)
+    return Discriminants(W @ U, shares @ means @ U, found.between_class_variances, found.means, ridge, U.T @ U)
 
 
 def make_discriminant_heads(found: Discriminants, classes: Classes, n_components: int | None) -> dict[str, Head]:
