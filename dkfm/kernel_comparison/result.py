@@ -122,9 +122,10 @@ class Comparison:
     def _list_problems(self) -> list[str]:
         """Return a sentence for each kernel that is left out, clipped, or has no discriminants."""
         refused = (f"{name} is left out: {reason}" for name, reason in self.refused.items())
-        return [*refused, *self._list_exceptions()]
+        return [*refused, *self._list_remarks()]
 
-    def _list_exceptions(self) -> list[str]:
+    def _list_remarks(self) -> list[str]:
+        """Return a sentence for each compared kernel that is clipped, or has no discriminants."""
         clipped = [
             f"{one.name} is compared without its negative part: its smallest eigenvalue is "
             f"{one.dropped.min(initial=0.0):.3g}, its largest {one.eigenvalues.max(initial=0.0):.3g}."
@@ -146,7 +147,7 @@ class Comparison:
             {**row, "config": serialization.to_config(one.kernel) if serialization.is_code_free(one.kernel) else None}
             for row, one in zip(self.table.to_json_rows(), self.compared, strict=True)
         ]
-        about = [*self.words, *self._list_exceptions()]
+        about = [*self.words, *self._list_remarks()]
         return json.dumps({"kernels": rows, "refused": dict(self.refused), "about": about})
 
     def to_html(self) -> str:

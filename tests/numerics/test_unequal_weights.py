@@ -185,7 +185,7 @@ def test_eigenvalues_vectors_coordinates_and_rounding_stay_together(seed):
     X = rng.normal(size=(40, 3)) + y[:, np.newaxis] * [1.0, 0.0, 0.0]
     classes, G = Classes(y, w, 2), np.asfortranarray(kernel(X, X))
     means = center_and_weigh_gram_in_place(G, Weighting(w))
-    Y, of_mean = classes.sqrt_weighted_centred_indicators(), means @ (w / w.sum())
+    Y, shares = classes.sqrt_weighted_centred_indicators(), w / w.sum()
     found = spectral_gram.decompose_centred(G.copy(order="F"), Y, "raise", means, Weighting(w))
     ridge = 1e-3 * found.within_class_scatter_trace(classes) / w.sum()
     for step in (lambda: found, lambda: found.include_small_values(ridge)):  # the second one uses up the first
@@ -194,7 +194,7 @@ def test_eigenvalues_vectors_coordinates_and_rounding_stay_together(seed):
         V = pairs.all_vectors
         np.testing.assert_allclose(np.einsum("ij,ij->j", V, G @ V), values, rtol=1e-6, atol=1e-11)
         np.testing.assert_array_equal(V.T @ Y, np.concatenate([pairs.omitted_coordinates, pairs.coordinates]))
-        noise = spectral_gram._estimate_noise(V, pairs.values.max(), of_mean, Weighting(w))
+        noise = spectral_gram._estimate_noise(V, pairs.values.max(), w.sum() * (means @ shares), shares)
         np.testing.assert_allclose(pairs.noise, noise, rtol=1e-6)
 
 

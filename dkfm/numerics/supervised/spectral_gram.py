@@ -125,7 +125,10 @@ class SpectralGram:
 
     @property
     def _has_lower_rank(self) -> bool:
-        """Whether all that is left out seems to be 0: the other eigenvalues are far above all rounding."""
+        """Whether all that is left out seems to be 0: the other eigenvalues are far above rounding of any vector.
+
+        Where rounding differs between vectors, it mixes them, so that they have to be as much further above.
+        """
         if not len(self.values):
             return False
         spread = self.noise.max() / max(self.noise.min(), _TINY)
@@ -148,10 +151,9 @@ def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weig
     """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K give the scale of rounding."""
     values, vectors = eigh_in_place(G)
     lowest, highest = float(values[0]), float(values[-1])
-    of_mean = abs(float(means @ weighting.shares))
-    scale = max(highest, weighting.total * of_mean)
-    clipped = find_psd_cutoff(lowest, highest, scale, len(G), on_indefinite, MATRIX)
-    noise = _estimate_noise(vectors, max(highest, 0.0), of_mean, weighting)
+    trace_of_mean = weighting.compute_trace_of_mean(means)
+    clipped = find_psd_cutoff(lowest, highest, max(highest, trace_of_mean), len(G), on_indefinite, MATRIX)
+    noise = _estimate_noise(vectors, max(highest, 0.0), trace_of_mean, weighting.shares)
     is_kept = values > np.maximum(_CUT * noise, 4 * EPS * highest)
     if clipped:
         is_kept &= values > clipped
@@ -171,19 +173,19 @@ def _reorder_columns(vectors: Array, order: Indices) -> None:
             vectors[rows] = vectors[rows][:, order]
 
 
-def _estimate_noise(vectors: Array, highest: float, of_mean: float, weighting: Weighting) -> Array:
+def _estimate_noise(vectors: Array, highest: float, trace_of_mean: float, shares: Array) -> Array:
     """Return the rounding errors of the eigenvalues of a centred Gram matrix, (N,).
 
-    Rounding of a value of K is multiplied by the roots of the weights of both rows. An eigenvector u therefore has that
-    of the weights ``sum w u^2``: a row of large weight does not hide the eigenvalues of the others.
+    Rounding of a value of K is multiplied by the roots of the weights of both rows. That of an eigenvector u goes with
+    the share ``sum s u^2`` of its rows in the weights: a row of large weight does not hide the eigenvalues of others.
     """
     n = len(vectors)
-    weights = np.einsum("i,ij,ij->j", weighting.weights, vectors, vectors)
-    noise: Array = EPS / np.sqrt(n) * np.maximum(highest, n * of_mean * weights)
+    noise: Array = (
+        EPS / np.sqrt(n) * np.maximum(highest, n * trace_of_mean * np.einsum("i,ij,ij->j", shares, vectors, vectors))
+    )
     return noise
 
 
 def estimate_rounding(trace: float, means: Array, weighting: Weighting) -> float:
     """Return the rounding error of the eigenvalues of a centred Gram matrix; the errors of N values are random."""
-    scale = max(trace, weighting.total * abs(float(means @ weighting.shares)))
-    return EPS * scale / float(np.sqrt(len(means)))
+    return EPS * max(trace, weighting.compute_trace_of_mean(means)) / float(np.sqrt(len(means)))
