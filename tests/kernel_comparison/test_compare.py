@@ -178,6 +178,7 @@ def test_a_conditionally_definite_kernel_keeps_its_distances(rows):
     assert first.is_clipped
     assert not second.is_clipped
     assert first.neighbour_accuracy == second.neighbour_accuracy
+    assert first.silhouette == pytest.approx(second.silhouette, rel=1e-9)
     assert first.fisher_accuracy == pytest.approx(second.fisher_accuracy, abs=0.05)
 
 
