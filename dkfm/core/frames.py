@@ -120,8 +120,8 @@ def require_unique_names(names: Sequence[str], where: str) -> None:
         raise InvalidInputError(f"{where} {format_names(twice)} more than once; every column needs a name of its own.")
 
 
-def format_names(names: Sequence[str], most: int = _MAX_NAMED) -> str:
-    """Return the first column names, at most `most`, for a message."""
+def format_names(names: Sequence[object], most: int = _MAX_NAMED) -> str:
+    """Return the first columns, by name or number, at most `most`, for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"column{'s' * (len(names) > 1)} {', '.join(f'{name!r:.100}' for name in names[:most])}{more}"
 

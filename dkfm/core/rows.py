@@ -210,6 +210,13 @@ def zero_nonfinite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
     return finite, _with_data(rows, np.where(finite[row], rows.data, 0.0))
 
 
+def find_nonfinite_columns(rows: Rows) -> npt.NDArray[np.intp]:
+    """Return the ascending numbers of the columns that contain NaN or infinity."""
+    if isinstance(rows, np.ndarray):
+        return np.flatnonzero(~np.logical_and.reduce(np.isfinite(rows), axis=0))
+    return np.unique(rows.indices[~np.isfinite(rows.data)]).astype(np.intp)
+
+
 def estimate_float64s_per_row(rows: Rows) -> int:
     """Return the average memory of a row in dense float64 values, rounded up."""
     if isinstance(rows, np.ndarray):

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from dkfm.core import budget, chunking
 from dkfm.core.background_io import prefetch
-from dkfm.core.rows import Array, Rows, zero_nonfinite_rows
+from dkfm.core.frames import format_names
+from dkfm.core.rows import Array, Rows, find_nonfinite_columns, zero_nonfinite_rows
 from dkfm.errors import DkfmError, InvalidInputError, KernelError, WorkerDiedError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import worker_address
@@ -33,7 +34,7 @@ from dkfm.scoring.formats.id_array import propose_parquet, try_convert_ids
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.receipts import ChunkReceipt
-from dkfm.sources.base import Source
+from dkfm.sources.base import NamedColumns, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,17 +244,24 @@ def _read_rows_and_ids(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, p
 
 
 def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
-    """Raise if the rows Z, of `parts[0]`, are not finite; the error names every such row in all `parts`."""
+    """Raise if the rows Z, of `parts[0]`, are not finite; the error names such rows and columns of all `parts`."""
     values = Z if isinstance(Z, np.ndarray) else Z.data
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):  # one cheap pass; an overflow only costs the exact check below
             return
     if zero_nonfinite_rows(Z)[0].all():
         return
-    bad = np.concatenate([part.start + np.flatnonzero(~zero_nonfinite_rows(source.read(part))[0]) for part in parts])
-    (file, rows), contain = _build_message_parts(source, bad)
+    bad: list[npt.NDArray[np.intp]] = []
+    bad_columns: set[int] = set()
+    for part in parts:
+        Z = source.read(part)
+        bad.append(part.start + np.flatnonzero(~zero_nonfinite_rows(Z)[0]))
+        bad_columns.update(find_nonfinite_columns(Z).tolist())
+    names = source.columns if isinstance(source, NamedColumns) else range(source.shape[1])
+    where = format_names([names[column] for column in sorted(bad_columns)])
+    (file, rows), contain = _build_message_parts(source, np.concatenate(bad))
     raise InvalidInputError(
-        f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
+        f"{file} must be finite, and {rows} {contain} NaN or infinity in {where}; nothing of that chunk was written "
         '(on_invalid="nan", overwrite=True, or --on-invalid nan --overwrite, without append, scores such rows NaN).'
     )
 

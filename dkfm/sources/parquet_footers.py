@@ -367,10 +367,7 @@ def _is_number(dtype: "pa.DataType") -> bool:
 def require_ids(
     schema: "pa.Schema", first_schema: "pa.Schema", id_column: str | None, path: Location | str
 ) -> "pa.DataType | None":
-    """Raise an InvalidInputError unless the id column exists and has one plain type in all files; return the type.
-
-    Without an id column, nothing is raised and None returned.
-    """
+    """Raise an InvalidInputError unless the id column exists, and all files have one plain type or text; return it."""
     if id_column is None:
         return None
     if id_column not in schema.names:
@@ -381,7 +378,7 @@ def require_ids(
         raise InvalidInputError(
             f"The column {id_column!r} of {path} holds {dtype!s:.100}, and must hold plain numbers, text or times."
         )
-    if dtype != expected:
+    if dtype != expected and not {dtype, expected} <= {pa.string(), pa.large_string()}:
         raise InvalidInputError(
             f"The column {id_column!r} of {path} holds {dtype!s:.100}, and that of the first file {expected!s:.100}; "
             "ids and labels are of one type in all files."

@@ -106,7 +106,7 @@ def test_an_invalid_row_stops_the_job_by_number_before_its_chunk_is_written(job,
     rows = np.load(job[1])
     rows[57, 2] = value
     np.save(job[1], rows)
-    with pytest.raises(InvalidInputError, match=r"z\.npy must be finite, and row 57 contains"):
+    with pytest.raises(InvalidInputError, match=r"z\.npy must be finite, and row 57 contains .* in column 2;"):
         score(job, chunk_rows=10)
     assert not list((job[2] / "scores" / "c").glob("5/*"))  # nor what was begun of it
     with pytest.raises(IncompleteStoreError):

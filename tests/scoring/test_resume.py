@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
 import dkfm
 from dkfm import kernels
@@ -184,14 +185,14 @@ def test_columns_and_ids_that_are_not_there_are_one_sentence(made, tmp_path):
 @pytest.mark.slow
 def test_rows_that_have_no_score_are_named_by_file_and_row(made, tmp_path, monkeypatch):
     rows = np.load(made / "rows.npy")
-    rows[[45, 47, 59, 61], 2] = np.nan
+    rows[[45, 47, 59, 61], [2, 2, 0, 3]] = np.nan
     folder = tmp_path / "rows.parquet"
     folder.mkdir()
     for part in (0, 1):
         some = rows[50 * part : 50 * part + 50]
         pq.write_table(pa.table(dict(zip(NAMES, some.T, strict=True))), folder / f"part{part}.parquet")
     monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
-    words = r"part0\.parquet must be finite, and rows 45, 47 and 1 more contain NaN"
+    words = r"part0\.parquet must be finite, and rows 45, 47 and 1 more contain NaN or infinity in columns 'a', 'c';"
     with pytest.raises(InvalidInputError, match=words):
         dkfm.batch_score(made / "model", folder, tmp_path / "out", chunk_rows=20, progress=False)
     report = dkfm.batch_score(
@@ -207,6 +208,14 @@ def test_rows_that_have_no_score_are_named_by_file_and_row(made, tmp_path, monke
     for output in ("scores", "reconstruction_error"):
         assert np.flatnonzero(np.isnan(values(tmp_path / "nan", output)).any(axis=1)).tolist() == [45, 47, 59, 61]
     assert dkfm.verify_scores(tmp_path / "nan", folder).sampled == 100
+
+
+def test_values_of_sparse_rows_that_are_not_finite_are_named_by_row_and_column(rng, tmp_path):
+    Z = rng.binomial(1, 0.4, size=(30, 9)).astype(np.float64)
+    pca = dkfm.KernelPCA(1, kernel=kernels.Polynomial(3)).fit(sparse.csr_array(Z))
+    Z[4, [6, 2]] = np.inf, np.nan
+    with pytest.raises(InvalidInputError, match="row 4 contains NaN or infinity in columns 2, 6;"):
+        dkfm.batch_score(pca, sparse.csr_array(Z), tmp_path / "out", progress=False)
 
 
 def test_rows_that_overflow_are_named_too(rng, tmp_path):

@@ -63,6 +63,15 @@ def test_ids_that_some_files_lack_are_refused(partitioned, rows):
     assert "has no column 'continent' for ids" in refusal(partitioned, id_column="continent")
 
 
+@pytest.mark.parametrize("types", [(pa.string(), pa.large_string()), (pa.large_string(), pa.string())])
+def test_text_ids_of_two_writers_have_the_type_of_the_first_file(types, rows, tmp_path):
+    for number, dtype in enumerate(types):
+        ids = pa.array([f"{number}a", f"{number}b"], dtype)
+        write(tmp_path / f"{number}.parquet", table(rows[:2]).append_column("id", ids))
+    read = open_source(tmp_path, id_column="id").read_ids(slice(0, 4))
+    assert read.equals(pa.array(["0a", "0b", "1a", "1b"], types[0]))
+
+
 def test_a_key_is_no_column_of_features(partitioned):
     assert "has no column 'country' (keys of folders are no features, but may be the id_column)" in refusal(
         partitioned, ["a", "country"]
