@@ -25,6 +25,8 @@ from dkfm.storage.model_store import Record, save_record
 if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
+    import pandas as pd
+    from dask.delayed import Delayed
 
 SMALL_MODEL = 5_000_000
 """Bytes below which a model is part of the graph."""
@@ -144,10 +146,17 @@ def score_frame(
     shared_model: SharedModel, model: Model, output_name: str, rows: "dd.DataFrame", columns: list[str]
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
-    import dask.dataframe as dd
+    import pandas as pd
+    from dask.delayed import delayed
 
-    scores = score_array(shared_model, model, output_name, rows.to_dask_array())
-    frame: dd.DataFrame = dd.from_dask_array(scores, columns=columns, index=rows.index)
+    _require_numeric_columns(rows)
+    dtype = model.head(output_name).output_dtype
+    meta = pd.DataFrame(np.empty((0, len(columns)), dtype), rows._meta.index, columns)
+    shared = delayed(shared_model, name=f"dkfm-model-{shared_model.token}", traverse=False)
+    # Not by way of an array: its blocks and those of the index may be optimized to different numbers.
+    frame: dd.DataFrame = rows.map_partitions(
+        _score_partition, shared=shared, output_name=output_name, columns=columns, meta=meta, enforce_metadata=False
+    )
     return frame
 
 
@@ -183,6 +192,12 @@ def _require_shape_and_dtype(X: "da.Array", d: int) -> None:
         raise InvalidInputError(f"The dask array must hold real numbers, and its dtype is {X.dtype}.")
 
 
+def _require_numeric_columns(rows: "dd.DataFrame") -> None:
+    for name, dtype in rows.dtypes.items():
+        if dtype.kind not in "biuf":
+            raise InvalidInputError(f"The data frame must hold real numbers, and its column {name!r} is {dtype}.")
+
+
 def _rechunk_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
     """Return k(z, z) of the rows Z as a dask array (n,) with the row chunks of Z."""
     import dask.array as da
@@ -195,9 +210,24 @@ def _rechunk_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
 
 
 @set_dashboard_name("dkfm-transform")
-def _score_block(block: Array, diagonal: Array | None = None, *, shared_model: SharedModel, output_name: str) -> Array:
+def _score_partition(
+    part: "pd.DataFrame", *, shared: "SharedModel | Delayed", output_name: str, columns: list[str]
+) -> "pd.DataFrame":
+    import pandas as pd
+    from dask.delayed import Delayed
+
+    # Dask before 2025.5 hands on the object that stands for the model.
+    shared_model = shared.compute(scheduler="synchronous") if isinstance(shared, Delayed) else shared
+    values = _score_block(part, shared_model=shared_model, output_name=output_name)
+    return pd.DataFrame(values, part.index, columns)
+
+
+@set_dashboard_name("dkfm-transform")
+def _score_block(
+    block: "Array | pd.DataFrame", diagonal: Array | None = None, *, shared_model: SharedModel, output_name: str
+) -> Array:
     what, scorer = "a block of rows", shared_model.scorer()
-    if block.shape[0] == 0:
+    if not len(block):
         output = scorer.model.head(output_name)
         return np.empty((0, output.width), output.output_dtype)
     rows = as_float64(as_rows(block, what))

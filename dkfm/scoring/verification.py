@@ -17,7 +17,7 @@ from dkfm.execution.task_runner import run_tasks
 from dkfm.files import change_detection
 from dkfm.files.location import locate
 from dkfm.numerics import links
-from dkfm.numerics.certificates import reference_scores
+from dkfm.numerics.certificates.reference_scores import ReferenceScorer
 from dkfm.numerics.model import Model
 from dkfm.scoring import appending, completion, marker, output_store
 from dkfm.scoring.marker import ReceiptTable
@@ -78,7 +78,7 @@ def verify_scores(
         The input. Some of its rows are scored again on this machine with the dense formula, and compared, and so are
         their ids if the output has an id column and the input columns with names.
     sample : int
-        Number of rows to score again.
+        About how many rows to score again; all if the output has no more.
     model : str or Path, optional
         Path or URL of the model, if it was moved.
     trusted : collection of str
@@ -122,7 +122,8 @@ def verify_scores(
     _log_sample(source, loaded, output, slices)
     with change_detection.watch(source) as watch:
         has_ids = all(_compare_ids(output, receipts, source, rows) for rows in slices)
-        worst = max(_compute_max_error_ratio(output, receipts, loaded, source, rows) for rows in slices)
+        reference = ReferenceScorer(loaded)
+        worst = max(_compute_max_error_ratio(output, receipts, reference, source, rows) for rows in slices)
         watch.require_same("compared", "verify again")
     sampled = sum(rows.stop - rows.start for rows in slices)
     return ScoresVerification(output.rows, output.n_chunks, sampled, worst, has_ids)
@@ -225,15 +226,17 @@ def _compare_ids(output: Output, receipts: ReceiptTable, source: Source, rows: s
 
 
 def _compute_max_error_ratio(
-    output: Output, receipts: ReceiptTable, model: Model, source: Source, rows: slice
+    output: Output, receipts: ReceiptTable, reference: ReferenceScorer, source: Source, rows: slice
 ) -> float:
     """Return the largest error of some rows, as a share of the allowed one; raise a CertificateError above 1."""
     Z, worst = source.read(rows), 0.0
     valid, clean = zero_nonfinite_rows(Z)
+    with np.errstate(over="ignore", invalid="ignore"):
+        outputs = reference.compute([columns.output for columns in output.columns], as_float64(clean))
     for columns in output.columns:
         scores = np.asarray(read_score_rows(output, receipts, columns.output, rows), np.float64)
+        expected, allowed = outputs[columns.output]
         with np.errstate(over="ignore", invalid="ignore"):
-            expected, allowed = reference_scores.compute_scores_and_tolerances(model, columns.output, as_float64(clean))
             lost = ~(valid & links.find_valid_rows(expected))
             shares = np.abs(scores - expected) / allowed
         if columns.dtype == "int64":

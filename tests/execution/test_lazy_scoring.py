@@ -130,6 +130,33 @@ def test_a_dask_data_frame_keeps_its_index_and_takes_its_columns_by_name(frame, 
         dkfm.ExactFeatureMap(kernels.Gaussian(2.0)).fit(frame.to_numpy()).transform(shuffled[["b", "c", "d"]])
 
 
+@pytest.mark.parametrize("large_model", [False, True])
+def test_a_dask_data_frame_may_come_from_any_query(large_model, frame, tmp_path, monkeypatch):
+    pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
+    monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0 if large_model else 10**9)
+    pca = dkfm.KernelPCA(2, kernel="rbf").fit(frame)
+    made = dd.from_pandas(frame.assign(z=1.0), npartitions=4)
+    for number in range(4):
+        frame.assign(z=1.0)[13 * number : 13 * number + 13].to_parquet(tmp_path / f"{number}.parquet", index=False)
+    read = dd.read_parquet(tmp_path)
+    queries = [
+        (read, frame),
+        (read[list("dcba")], frame),
+        (read[read["a"] > 0], frame[frame["a"] > 0]),
+        (made.repartition(npartitions=3), frame),
+        (dd.concat([made, made]), pd.concat([frame, frame])),
+        (made.astype("Float64"), frame),
+    ]
+    for query, rows in queries:
+        found = pca.transform(query).compute(scheduler="synchronous")
+        np.testing.assert_allclose(
+            found.sort_values("kernelpca0"), pca.transform(rows)[pca.transform(rows)[:, 0].argsort()]
+        )
+        assert len(pca.reconstruction_error(query)) == len(rows)
+    with pytest.raises(InvalidInputError, match="its column 'b' is "):
+        pca.transform(made.assign(b=made["b"].astype(str)))
+
+
 def test_an_empty_partition_of_a_data_frame_is_an_empty_one(frame):
     dd = pytest.importorskip("dask.dataframe")
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(2.0), basis="spectral").fit(frame)

@@ -22,7 +22,7 @@ from dkfm.errors import (
     StoreError,
 )
 from dkfm.execution import task_runner
-from dkfm.numerics.certificates import reference_scores
+from dkfm.numerics.certificates.reference_scores import ReferenceScorer
 from dkfm.scoring import completion, marker, output_store, receipts, tasks
 from dkfm.sources.opening import open_source
 from dkfm.storage.output_files import LocalOutput
@@ -117,7 +117,7 @@ def test_every_output_of_every_map_is_within_what_rounding_allows_of_the_formula
     )
     assert dkfm.verify_scores(tmp_path / "out", tmp_path / "z.npy", sample=300).worst < 1
     # The formula is that of the documents, in one line of NumPy.
-    features, _ = reference_scores.compute_scores_and_tolerances(phi.model_, "features", Z[:5])
+    features, _ = ReferenceScorer(phi.model_).compute(["features"], Z[:5])["features"]
     np.testing.assert_allclose(features, phi.transform(Z[:5]), atol=1e-4 if dtype == "float32" else 1e-9)
 
 

@@ -3,11 +3,13 @@
 The tile loop is not used, so that its scores can be compared with these.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.numerics import links
-from dkfm.numerics.model import Model
+from dkfm.numerics.model import Head, Model
 
 _ROUNDING = 64
 """Rounding units of error that a sum may have."""
@@ -16,47 +18,70 @@ _FLOAT32_KERNEL_ERROR = 1e-5
 """Largest error of a kernel value in float32, as a share of the largest k(x, x)."""
 
 
-def compute_scores_and_tolerances(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
-    """Return ``link(k(Z, X) W - b)`` of some rows in float64, and the largest difference that rounding allows.
+class ReferenceScorer:
+    """Compute the outputs of a model from their formula, and how far rounding allows scores to be from them.
 
     Parameters
     ----------
     model : Model
         A model with its weights in memory.
-    name : str
-        Name of a head.
-    Z : ndarray or csr_array of shape (n, d)
-        Rows in float64.
-
-    Returns
-    -------
-    values : ndarray of shape (n, width)
-        Outputs in float64. A row that overflows has values that are not finite; a row without a class has NaN.
-    allowed : ndarray of shape (n, width)
-        ``64 eps (sum (|k| + s) |W| + |b|)``, carried through the link. Here s is ``sqrt(k(x, x) k(z, z))``, whose
-        rounding values far below it may have. In float32 the error of a kernel value is added.
     """
-    head, eps = model.head(name), float(np.finfo(model.dtype).eps)
-    K = np.asarray(model.kernel.make_evaluator(model.original_landmarks)(Z), np.float64)
-    W = np.asarray(head.weights[:, : head.n_columns], np.float64)
-    b = np.zeros(head.n_columns) if head.offset is None else np.asarray(head.offset, np.float64)
-    diagonal = np.asarray(model.kernel.evaluate_diagonal(as_float64(Z)), np.float64)
-    own = np.asarray(model.kernel.evaluate_diagonal(as_float64(model.original_landmarks)), np.float64)
-    lengths = np.sqrt(np.abs(own)), np.sqrt(np.abs(diagonal))
-    error = np.abs(K) @ np.abs(W) + np.outer(lengths[1], lengths[0] @ np.abs(W)) + np.abs(b)
-    error *= _ROUNDING * eps
-    error += float(np.finfo(model.dtype).tiny) * (1 + np.abs(W).sum(axis=0))  # for underflow
-    if model.dtype == np.float32:
-        largest = max(float(np.abs(diagonal).max()), float(np.abs(own).max()))
-        error += _FLOAT32_KERNEL_ERROR * largest * np.abs(W).sum(axis=0)
-    product = K @ W - b
-    if head.sqrt_eigenvalues is not None:
-        s = np.asarray(head.sqrt_eigenvalues, np.float64)
-        return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
-    output = links.link_by_name(head.link)(product, lambda: diagonal)
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._evaluate = model.kernel.make_evaluator(model.original_landmarks)
+        self._own = np.abs(_evaluate_diagonal(model, model.original_landmarks))
+
+    def compute(self, names: Iterable[str], Z: Rows) -> dict[str, tuple[Array, Array]]:
+        """Return ``link(k(Z, X) W - b)`` of some heads for some rows, and the largest difference that rounding allows.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Names of heads.
+        Z : ndarray or csr_array of shape (n, d)
+            Rows in float64.
+
+        Returns
+        -------
+        dict of str to (values, allowed)
+            `values` (n, width) are the outputs in float64. A row that overflows has values that are not finite; a row
+            without a class has NaN. `allowed` (n, width) is ``64 eps (sum (|k| + s) |W| + |b|)``, carried through the
+            link. Here s is ``sqrt(k(x, x) k(z, z))``, whose rounding values far below it may have. In float32 the error
+            of a kernel value is added.
+        """
+        K = np.asarray(self._evaluate(Z), np.float64)
+        diagonal = _evaluate_diagonal(self._model, Z)
+        return {name: self._compute_head(self._model.head(name), K, diagonal) for name in names}
+
+    def _compute_head(self, head: Head, K: Array, diagonal: Array) -> tuple[Array, Array]:
+        dtype = self._model.dtype
+        W = np.asarray(head.weights[:, : head.n_columns], np.float64)
+        b = np.zeros(head.n_columns) if head.offset is None else np.asarray(head.offset, np.float64)
+        magnitudes, lengths = np.abs(W), np.sqrt(np.abs(diagonal))
+        error = np.abs(K) @ magnitudes + np.outer(lengths, np.sqrt(self._own) @ magnitudes) + np.abs(b)
+        error *= _ROUNDING * float(np.finfo(dtype).eps)
+        error += float(np.finfo(dtype).tiny) * (1 + magnitudes.sum(axis=0))  # for underflow
+        if dtype == np.float32:
+            largest = max(float(np.abs(diagonal).max()), float(self._own.max()))
+            error += _FLOAT32_KERNEL_ERROR * largest * magnitudes.sum(axis=0)
+        product = K @ W - b
+        if head.sqrt_eigenvalues is not None:
+            s = np.asarray(head.sqrt_eigenvalues, np.float64)
+            return (product * s) @ W.T, (error * np.abs(s)) @ magnitudes.T
+        return _apply_link(head.link, product, error, diagonal, float(np.finfo(dtype).eps))
+
+
+def _evaluate_diagonal(model: Model, rows: Rows) -> Array:
+    return np.asarray(model.kernel.evaluate_diagonal(as_float64(rows)), np.float64)
+
+
+def _apply_link(link: str, product: Array, error: Array, diagonal: Array, eps: float) -> tuple[Array, Array]:
+    """Return the outputs of a link for products with known errors, and the largest errors that they may have."""
+    output = links.link_by_name(link)(product, lambda: diagonal)
     values = np.where(links.find_valid_rows(output)[:, np.newaxis], output, np.nan).astype(np.float64)
-    if not links.needs_diagonal(head.link):
-        return values, propagate_error_through_link(head.link, product, error, eps)
+    if not links.needs_diagonal(link):
+        return values, propagate_error_through_link(link, product, error, eps)
     # The error of a square is twice the value times its error, and the square of the error, and rounding.
     squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
     squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
@@ -88,5 +113,7 @@ def propagate_error_through_link(link: str, product: Array, error: Array, eps: f
         sums, wrong = clipped.sum(axis=1, keepdims=True), worst * clipped.shape[1]
         share: Array = worst * (1 + clipped.shape[1]) / np.maximum(sums - wrong, eps) + _ROUNDING * eps
         return np.where(sums > 2 * wrong, share, 1.0) * np.ones(both.shape[1])
+    if link not in (links.SIGMOID, links.SOFTMAX):
+        raise AssertionError(f"the errors of the link {link!r} are not known")
     # The derivatives of probabilities with respect to the product are at most 1.
     return np.asarray(worst + _ROUNDING * eps) * np.ones(links.output_width(link, product.shape[1]))
