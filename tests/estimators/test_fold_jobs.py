@@ -101,9 +101,9 @@ def test_a_wrong_code_in_an_output_is_found_by_the_formula(tmp_path):
 
     output = output_store.read_output(tmp_path / "model.zarr")
     receipts = verification.marker.read_receipt_table(output)
-    model = dkfm.load(tmp_path / "other").model_
+    reference = verification.ReferenceScorer(dkfm.load(tmp_path / "other").model_)
     with pytest.raises(CertificateError, match="predict"):
-        verification._compute_max_error_ratio(output, receipts, model, verification.open_source(X), slice(0, 50))
+        verification._compute_max_error_ratio(output, receipts, reference, verification.open_source(X), slice(0, 50))
 
 
 def test_dask_arrays_and_frames_stay_lazy():

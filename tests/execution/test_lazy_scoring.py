@@ -130,6 +130,8 @@ def test_a_dask_data_frame_keeps_its_index_and_takes_its_columns_by_name(frame, 
         dkfm.ExactFeatureMap(kernels.Gaussian(2.0)).fit(frame.to_numpy()).transform(shuffled[["b", "c", "d"]])
 
 
+# Of pandas 3.1, to the reader of Parquet in Dask.
+@pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame")
 @pytest.mark.parametrize("large_model", [False, True])
 def test_a_dask_data_frame_may_come_from_any_query(large_model, frame, tmp_path, monkeypatch):
     pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
