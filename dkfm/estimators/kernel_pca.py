@@ -99,12 +99,12 @@ class KernelPCA(InverseTransformMixin):
     eigenvalues_ : ndarray of shape (q,)
         Eigenvalues of the centred Gram matrix, in descending order.
     eigenvectors_ : ndarray of shape (N, q)
-        Eigenvectors of unit length. The first training score near the largest magnitude is positive.
+        Eigenvectors of unit length. The first training score near the largest magnitude is positive (`fit`).
     explained_variance_, explained_variance_ratio_ : ndarray of shape (q,)
         Variance of each score, and its share of `total_variance_`.
     total_variance_ : float
-        Variance of the training features. If negative eigenvalues are dropped, the sum of all positive eigenvalues over
-        `total_weight_`, or NaN after Lanczos, which does not find them all.
+        Variance of the training features; after `from_map`, of those of the map. If negative eigenvalues are dropped,
+        the sum of all positive ones over `total_weight_`, or NaN after Lanczos, which does not find them all.
     total_weight_ : float
         Sum of the sample weights; N without weights.
     model_ : Model

@@ -91,12 +91,10 @@ class RowPasses:
             self._run(measure_largest_residuals, (P, W), store)
         return max(norms)
 
-    def compute_feature_moments(
-        self, landmarks: Rows, root: Root, weighted: WeightedRows
-    ) -> tuple[Array, Array, Array]:
-        """Return sums over the rows, with their weights: of features, of products, and of k(x, x).
+    def compute_feature_moments(self, landmarks: Rows, root: Root, weighted: WeightedRows) -> tuple[Array, Array]:
+        """Return sums over the rows, with their weights: of features, and of their products.
 
-        They are ``sum w a phi`` (c, r) and ``sum w a k(x, x)`` (c,) for each column a, and ``sum w phi phi'`` (r, r).
+        They are ``sum w a phi`` (c, r) for each column a, and ``sum w phi phi'`` (r, r).
         """
         count, r = weighted.n_columns, root.weights.shape[1]
         sums = OrderedSums(np.zeros((1, _count_sums(count, r))), 1, self.shared.folder)
@@ -249,24 +247,23 @@ def compute_moments_of_rows(
     X, L, W = read_finite(source, rows), _read_all(landmarks), cast("Array", _read_all(weights))
     columns = weighted.weighted_columns()
     sums = np.zeros((1, _count_sums(weighted.n_columns, W.shape[1])))
-    first, second, traces = _split_sums(sums, weighted.n_columns, W.shape[1])
+    first, second = _split_sums(sums, weighted.n_columns, W.shape[1])
     scorer = prepare_scorer(Model(kernel, L, {"features": Head(W, triangular=triangular)}))
     with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
         training_statistics.add_features_and_products(scorer, [X], columns, weighted.weights, first, second)
-        traces += columns.T @ kernel.evaluate_diagonal(X)
     if not np.isfinite(sums).all():
         raise KernelError(f"{kernel!r}, or a feature, is not finite for a row from {rows.start} on of {source.name}.")
     return rows, sums
 
 
 def _count_sums(count: int, r: int) -> int:
-    return count * r + r * r + count
+    return count * r + r * r
 
 
-def _split_sums(sums: Array, count: int, r: int) -> tuple[Array, Array, Array]:
-    """Return views of sums (1, s): of features (c, r), of products (r, r), and of k(x, x) (c,)."""
-    first, second, traces = np.split(sums[0], np.cumsum([count * r, r * r]))
-    return first.reshape(count, r), second.reshape(r, r), traces
+def _split_sums(sums: Array, count: int, r: int) -> tuple[Array, Array]:
+    """Return views of sums (1, s): of features (c, r), and of products (r, r)."""
+    first, second = np.split(sums[0], [count * r])
+    return first.reshape(count, r), second.reshape(r, r)
 
 
 def _read_all(source: Source) -> Rows:

@@ -315,8 +315,6 @@ class Moments:
     """Weighted mean of the features. Shape (r,)."""
     weight: float
     """Sum of the weights."""
-    weighted_diagonal_sum: float
-    """``sum w k(x, x)``; for a clipped kernel ``sum w |phi(x)|^2``, because the rest of its trace is unknown."""
     rows: int
     """Number of rows."""
 
@@ -352,7 +350,8 @@ def _solve_moments(moments: Moments, options: ComponentOptions, centered: bool) 
     r = len(moments.mean)
     mean = moments.mean if centered else np.zeros(r)
     diagonal = moments.second_moment.ndim == 1
-    total = moments.weighted_diagonal_sum - moments.weight * float(mean @ mean)
+    squares = moments.second_moment.sum() if diagonal else np.trace(moments.second_moment)
+    total = float(squares) - moments.weight * float(mean @ mean)
     wanted, found = options.n_components if isinstance(options.n_components, int) else None, None
     if wanted is not None and lanczos.is_faster_than_dense(r, wanted):
 
@@ -375,19 +374,18 @@ def _solve_moments(moments: Moments, options: ComponentOptions, centered: bool) 
     return np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept))), total
 
 
-def compute_moments_of_landmarks(root: Root, weights: Array, weighted_diagonal_sum: float) -> tuple[Moments, Array]:
+def compute_moments_of_landmarks(root: Root, weights: Array) -> tuple[Moments, Array]:
     """Return the moments of the landmarks' features, which have weights (N,), and these features (N, r)."""
     F, total, unit = root.landmark_features(), float(weights.sum()), bool((weights == 1).all())
     equal = unit and bool((root.scales == root.scales[0]).all()) and not root.triangular
     second = root.values * root.scales[0] ** 2 if equal else (F if unit else F * weights[:, np.newaxis]).T @ F
-    return Moments(second, weights @ F / total, total, weighted_diagonal_sum, len(F)), F
+    return Moments(second, weights @ F / total, total, len(F)), F
 
 
 def _solve_primal(K: Array, options: ComponentOptions, weighting: Weighting) -> Components:
-    similarity = float(weighting.weights @ np.diagonal(K))
     root = inverse_root(K, scales=row_lengths(np.diagonal(K)))
     del K
-    moments, F = compute_moments_of_landmarks(root, weighting.weights, similarity)
+    moments, F = compute_moments_of_landmarks(root, weighting.weights)
     del root
     mu, V, total = _solve_moments(moments, options, weighting.centered)
     means, kept = F @ moments.mean, int((mu > 0).sum())

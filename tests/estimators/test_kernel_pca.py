@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from sklearn.datasets import load_digits, make_circles
+from sklearn.decomposition import PCA
 from sklearn.decomposition import KernelPCA as Peer
 from sklearn.linear_model import LogisticRegression, Perceptron
 from sklearn.metrics.pairwise import additive_chi2_kernel
@@ -40,6 +41,21 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_shares_of_variance_in_a_map_of_some_landmarks_are_those_of_its_features(weighted, rng):
+    X, weights = rng.normal(size=(60, 2)), np.arange(60) % 3 + 1.0 if weighted else None
+    X[30:, 0] += 20
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), landmarks=X[:5]).fit(X)  # of the first cluster alone
+    repeated = np.repeat(phi.transform(X), 1 if weights is None else weights.astype(int), axis=0)
+    truth = PCA().fit(repeated)
+    found = KernelPCA.from_map(phi, None, X, sample_weight=weights)
+    np.testing.assert_allclose(found.total_variance_, repeated.var(axis=0).sum(), rtol=1e-12)
+    np.testing.assert_allclose(found.explained_variance_ratio_, truth.explained_variance_ratio_, rtol=1e-9)
+    for share in (0.5, 0.99):
+        reached = np.cumsum(truth.explained_variance_ratio_) >= share
+        assert len(KernelPCA.from_map(phi, share, X, sample_weight=weights).eigenvalues_) == reached.argmax() + 1
+
+
 def test_what_is_fitted_is_what_scikit_learn_fits(parameters, rng):
     X, Z = rng.normal(size=(120, 5)) * [5, 3, 2, 1, 0.5], rng.normal(size=(30, 5))
     peer = Peer(**parameters, copy_X=True, n_jobs=None).fit(X)

@@ -221,7 +221,7 @@ def fit_in_map(
         labels, codes = np.unique(weighted, return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
         workspace = feature_map.workspace
-        sums, second, _ = out_of_core_rows.compute_feature_moments(
+        sums, second = out_of_core_rows.compute_feature_moments(
             model.original_landmarks, root, data, classes, workspace
         )
         if model.kernel.is_precomputed:

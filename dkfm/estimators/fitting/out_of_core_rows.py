@@ -220,8 +220,8 @@ def count_moment_columns(r: int, triangular: bool) -> int:
 
 def compute_feature_moments(
     landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows, workspace: str | Path | None
-) -> tuple[Array, Array, Array]:
-    """Return sums over training rows: of features (c, r), of their products (r, r), and of k(x, x) (c,).
+) -> tuple[Array, Array]:
+    """Return sums over training rows: of features (c, r), and of their products (r, r).
 
     Tasks sum tiles of stored rows, on the current Dask client or on threads of this process. Tasks on threads sum tiles
     of many rows in memory: on one thread unless `may_use_threads`. Where memory is short, fewer threads have tasks.
@@ -259,9 +259,7 @@ def _has_tiles(data: TrainingData) -> bool:
     return is_large and is_code_free(data.kernel)
 
 
-def _sum_features_here(
-    landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows
-) -> tuple[Array, Array, Array]:
+def _sum_features_here(landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows) -> tuple[Array, Array]:
     """Return the sums of `compute_feature_moments`, tile after tile in this thread."""
     r, columns = root.weights.shape[1], weighted.weighted_columns()
     first, second = np.zeros((weighted.n_columns, r)), np.zeros((r, r))
@@ -269,7 +267,7 @@ def _sum_features_here(
     training_statistics.add_features_and_products(
         scorer, data.iter_row_tiles(), columns, weighted.weights, first, second, _add_products
     )
-    return first, second, columns.T @ data.diagonal()
+    return first, second
 
 
 def _add_products(values: Array, out: Array) -> None:

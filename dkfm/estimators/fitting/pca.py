@@ -16,7 +16,7 @@ from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting import eigenproblem_setup, out_of_core_rows
-from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
+from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import COMPONENT_LIMITS, warn_of_rounding
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
@@ -313,18 +313,12 @@ def fit_in_map(
     else:
         all_rows = out_of_core_rows.as_data(model.kernel, X)
         data, weighted, total = _weigh_rows(all_rows, sample_weight)
-        sums = out_of_core_rows.compute_feature_moments(
+        (first,), second = out_of_core_rows.compute_feature_moments(
             model.original_landmarks, root, data, weighted, feature_map.workspace
         )
-        (first,), second, (trace,) = sums
-        moments = Moments(second, first / total, total, float(trace), data.indexable_rows.shape[0])
+        moments = Moments(second, first / total, total, data.indexable_rows.shape[0])
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
-    if was_clipped(feature_map.error_bounds):
-        squares = moments.second_moment
-        moments = replace(
-            moments, weighted_diagonal_sum=float(squares.sum() if squares.ndim == 1 else np.trace(squares))
-        )
     components = kernel_components.solve_components_of_map(root.weights, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer, tiles = prepare_scorer(fitted_model), landmarks.iter_row_tiles()
@@ -359,8 +353,7 @@ def compute_landmark_moments(feature_map: FittedMap, root: Root, sample_weight: 
             "X, the training rows, is needed: this map does not keep them (it has fewer landmarks, or pivots, or a "
             "precomputed kernel), or they are to have weights."
         )
-    trace = float(kernel.evaluate_diagonal(points).sum())
-    return kernel_components.compute_moments_of_landmarks(root, np.ones(points.shape[0]), trace)
+    return kernel_components.compute_moments_of_landmarks(root, np.ones(points.shape[0]))
 
 
 def make_standardizing_kernel(
