@@ -40,7 +40,6 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_shares_of_variance_in_a_map_of_some_landmarks_are_those_of_its_features(weighted, rng):
     X, weights = rng.normal(size=(60, 2)), np.arange(60) % 3 + 1.0 if weighted else None
@@ -56,6 +55,7 @@ def test_shares_of_variance_in_a_map_of_some_landmarks_are_those_of_its_features
         assert len(KernelPCA.from_map(phi, share, X, sample_weight=weights).eigenvalues_) == reached.argmax() + 1
 
 
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 def test_what_is_fitted_is_what_scikit_learn_fits(parameters, rng):
     X, Z = rng.normal(size=(120, 5)) * [5, 3, 2, 1, 0.5], rng.normal(size=(30, 5))
     peer = Peer(**parameters, copy_X=True, n_jobs=None).fit(X)
