@@ -4,7 +4,7 @@ pandas, polars, pyarrow and xarray are recognised by their attributes, and never
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dkfm.core.rows import Rows, as_rows, require_rows_container
 from dkfm.errors import InvalidInputError, find_similar_names
@@ -107,7 +107,8 @@ def validate_columns_argument(columns: Sequence[str] | None) -> tuple[str, ...] 
     """Return the column names that a user asks for, each once; None if the user asks for none."""
     if columns is None:
         return None
-    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+    is_list = isinstance(columns, Iterable) and not isinstance(columns, str)
+    if not is_list or not all(isinstance(name, str) for name in columns):
         raise InvalidInputError(f"columns must be a list of names, and is {columns!r:.100}.")
     require_unique_names(columns, "columns names")
     return tuple(columns)
@@ -134,6 +135,8 @@ def describe_known_names(absent: Sequence[str], known: Sequence[str]) -> str:
     >>> describe_known_names([5], ["a", 7])  # a frame may call its columns by anything
     "it has columns 'a', 7"
     """
+    if not known:
+        return "it has no columns"
     texts = [name for name in known if isinstance(name, str)]
     similar = (find_similar_names(wrong, texts) for wrong in absent if isinstance(wrong, str))
     near = list(dict.fromkeys(name for names in similar for name in names))

@@ -1,7 +1,7 @@
 """Validate rows given by a user, and treat dense and sparse rows alike."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -55,13 +55,21 @@ def require_rows_container(X: object) -> None:
         raise InvalidInputError("A LazyFrame of polars is a query and holds no rows yet; call its collect() first.")
 
 
+def _require_no_times(X: object, name: str) -> None:
+    """Raise an InvalidInputError if a polars data frame has dates or times, which it would return as numbers."""
+    schema = getattr(X, "schema", None) if hasattr(type(X), "get_columns") else None
+    for column, dtype in schema.items() if isinstance(schema, Mapping) else ():
+        if dtype.is_temporal():
+            raise InvalidInputError(f"{name} must hold real numbers, and its column {column!r:.100} has {dtype}.")
+
+
 def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the check for finite values."""
     require_rows_container(X)
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
-    if _ismasked(X):
-        raise InvalidInputError(f"{name} has masked values, which are no numbers; fill or drop them.")
+    require_unmasked(X, name)
+    _require_no_times(X, name)
     try:
         rows = np.asarray(X)
     except (TypeError, ValueError) as error:
@@ -69,7 +77,7 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
         rows = X.to_numpy(dtype=object, na_value=np.nan)  # pd.NA is no float
     if rows.dtype == object:
-        rows = _objects_to_float64(rows, name)
+        rows = _objects_to_float64(rows, name, list(getattr(X, "columns", ())))
     require_real_matrix(rows.shape, rows.dtype, name)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
@@ -80,20 +88,27 @@ def _issparse(X: object) -> bool:
     return bool(issparse(X))
 
 
-def _ismasked(X: object) -> bool:
-    """Return whether X is a masked array with a masked value; to import `numpy.ma` takes longer than a small job."""
-    masked = sys.modules.get("numpy.ma")
-    return masked is not None and isinstance(X, masked.MaskedArray) and bool(masked.is_masked(X))
+def require_unmasked(X: object, name: str) -> None:
+    """Raise an InvalidInputError if X is a masked array with a masked value."""
+    masked = sys.modules.get("numpy.ma")  # to import it takes longer than a small job
+    if masked is not None and isinstance(X, masked.MaskedArray) and masked.is_masked(X):
+        raise InvalidInputError(f"{name} has masked values, which are no numbers; fill or drop them.")
 
 
-def _objects_to_float64(objects: npt.NDArray[np.object_], name: str) -> Array:
-    """Return an array of Python objects as float64."""
+def _objects_to_float64(objects: npt.NDArray[np.object_], name: str, columns: Sequence[object]) -> Array:
+    """Return an array of Python objects as float64; an error names the first column that is not, if it has a name."""
     try:
         return objects.astype(np.float64)
-    except TypeError as error:
-        raise InvalidTypeError(f"{name} must hold real numbers: {error}.") from None
-    except ValueError as error:
-        raise InvalidInputError(f"{name} must hold real numbers: {error}.") from None
+    except (TypeError, ValueError) as error:
+        kind = InvalidTypeError if isinstance(error, TypeError) else InvalidInputError
+        if objects.ndim != 2 or len(columns) != objects.shape[1]:
+            raise kind(f"{name} must hold real numbers: {error}.") from None
+    for column, values in zip(columns, objects.T, strict=True):
+        try:
+            values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise kind(f"{name} must hold real numbers, and its column {column!r:.100} does not: {error}.") from None
+    raise AssertionError("a column that is no number makes the array one that is none")
 
 
 def _as_csr(X: object, name: str) -> Sparse:

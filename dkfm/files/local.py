@@ -27,8 +27,10 @@ _PARTIAL_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 
 def as_local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path of this file system; raise a StoreError for a URL or a name that cannot be a path."""
-    text = os.fspath(path)
+    """Return a path of this file system; raise a StoreError for a URL or what cannot be a path."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise StoreError(f"A path must be text, a Path or a URL, and is {path!r:.100}.")
     if "://" in text:
         raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
     path = Path(text)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
-from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfinite
+from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfinite, require_unmasked
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary_folders
 from dkfm.kernels.base import Kernel
@@ -269,6 +269,7 @@ def drop_zero_weights(
 
 def check_sample_weight(sample_weight: object, n: int) -> Array:
     """Return the weights (n,) of rows as float64; raise unless they are finite, not negative and not all zero."""
+    require_unmasked(sample_weight, "sample_weight")
     weights = np.asarray(sample_weight)
     if weights.shape != (n,) or weights.dtype.kind not in "biuf":
         raise InvalidInputError(

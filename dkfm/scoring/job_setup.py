@@ -237,7 +237,7 @@ def _input_columns(request: JobRequest, record: Record) -> list[str] | None:
 def _resolve_outputs(output: str | Sequence[str] | None, model: Model) -> list[str]:
     if output is None:
         return [main_output_name(model)]
-    names = [output] if isinstance(output, str) else list(output)
+    names = [output] if isinstance(output, str) else list(output) if isinstance(output, Sequence) else []
     for name in names:
         model.head(name)
     if len(set(names)) != len(names) or not names:
@@ -267,13 +267,13 @@ def _build_output(
     is_table = _is_table(target)
     if is_table:
         require_pyarrow()
-    if request.id_column is not None and not isinstance(given, HasIds):
-        raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
+    if request.id_column == "" or (request.id_column is not None and not isinstance(given, HasIds)):
+        raise InvalidInputError(f"id_column names a column of a table, and is {request.id_column!r} of {given.name}.")
     columns = tuple(
         OutputColumns(name, heads[name].width, prefixes[name], heads[name].output_dtype.name) for name in names
     )
-    if is_table and request.id_column in [name for entry in columns for name in entry.names]:
-        raise InvalidInputError(f"The ids are called {request.id_column!r}, as a column of the scores is; rename it.")
+    if is_table and request.id_column in [*names, *(name for entry in columns for name in entry.names)]:
+        raise InvalidInputError(f"The ids are called {request.id_column!r}, as scores or a column of them; rename it.")
     return Output(
         root=target,
         columns=columns,

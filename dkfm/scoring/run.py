@@ -18,6 +18,7 @@ from dkfm.errors import (
     ClusterError,
     DamagedStoreError,
     DkfmWarning,
+    InvalidInputError,
     StoreError,
     StoreExistsError,
     UnfitWorkerError,
@@ -128,6 +129,7 @@ def batch_score(
     ...     report.rows, dkfm.open_scores(folder + "/scores.zarr").shape
     (300, (300, 2))
     """
+    _require_seconds(stall_timeout)
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted, append)
     while True:  # repeat if another process creates the output after this one has looked for it
         with open_job(model, source, request, client) as job:
@@ -138,6 +140,11 @@ def batch_score(
             output_begun = _open_or_create_output(job)
             if output_begun is not None:
                 return _JobRun(job, output_begun, stall_timeout, progress).run()
+
+
+def _require_seconds(stall_timeout: object) -> None:
+    if isinstance(stall_timeout, bool) or not isinstance(stall_timeout, int | float) or not stall_timeout > 0:
+        raise InvalidInputError(f"stall_timeout must be a number of seconds > 0, and is {stall_timeout!r:.100}.")
 
 
 def _open_or_create_output(job: ScoringJob) -> Output | None:

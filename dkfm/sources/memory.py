@@ -190,7 +190,7 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
             table = pa.Table.from_pandas(chosen, preserve_index=False)
         else:  # the way of polars gives text in a type that every Arrow writes to Parquet
             table = chosen.to_arrow() if hasattr(chosen, "to_arrow") else pa.table(chosen)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         cause = extract_reason(error)
         raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {cause}.") from None
     dtype = require_ids(table.schema, table.schema, column, name)

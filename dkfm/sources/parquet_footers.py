@@ -254,7 +254,7 @@ def read_layout_with_stamp(
             without_ids += [str(file)] * has_null_ids
             if file_index == 0 or not schema.equals(first):
                 require_ids(schema, first, file_id_column, file.location)
-                all_float32 &= _require_numbers(schema, columns, file.location)
+                all_float32 &= _require_numbers(schema, columns, file.location, file_index > 0 or requested is not None)
                 if requested is None and (more := sorted({*_default_columns(schema, hidden)} - {*columns})):
                     raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
             nonempty = [number for number, count in enumerate(rows) if count]
@@ -342,8 +342,8 @@ def _index_columns(schema: "pa.Schema") -> list[str]:
     return [name for name in index_columns if isinstance(name, str)] if isinstance(index_columns, list) else []
 
 
-def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Location) -> bool:
-    """Raise an InvalidInputError unless each column occurs once and has numbers; return whether all are float32."""
+def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Location, may_be_empty: bool) -> bool:
+    """Raise an error unless each column occurs once and has numbers, or nulls alone; return whether all are float32."""
     require_unique_names(schema.names, f"{path} has")
     column_types = {field.name: field.type for field in schema}
     if missing := [name for name in columns if name not in column_types]:
@@ -351,7 +351,7 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locati
         hint = " (keys of folders are no features, but may be the id_column)" if is_key else ""
         known = describe_known_names(missing, schema.names)
         raise InvalidInputError(f"{path} has no {format_names(missing)}{hint}; {known}.")
-    if wrong := [name for name in columns if not _is_number(column_types[name])]:
+    if wrong := [name for name in columns if not _is_number(column_types[name], may_be_empty)]:
         raise InvalidInputError(
             f"{path} has {format_names(wrong)} of type {column_types[wrong[0]]!s:.100}, and features are numbers or "
             "booleans; leave such columns out (columns=, --columns, --exclude-columns), or name ids (id_column=, "
@@ -360,8 +360,9 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locati
     return all(types.is_float32(column_types[name]) for name in columns)
 
 
-def _is_number(dtype: "pa.DataType") -> bool:
-    return any(is_type(dtype) for is_type in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
+def _is_number(dtype: "pa.DataType", may_be_empty: bool) -> bool:
+    kinds = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
+    return any(is_kind(dtype) for is_kind in kinds) or (may_be_empty and types.is_null(dtype))
 
 
 def require_ids(

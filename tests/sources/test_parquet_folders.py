@@ -72,6 +72,15 @@ def test_text_ids_of_two_writers_have_the_type_of_the_first_file(types, rows, tm
     assert read.equals(pa.array(["0a", "0b", "1a", "1b"], types[0]))
 
 
+def test_a_column_of_nulls_alone_in_one_file_is_nan(rows, tmp_path):
+    write(tmp_path / "a.parquet", table(rows[:2]))
+    write(tmp_path / "b.parquet", table(rows[:3]).set_column(1, "b", pa.nulls(3)))
+    for source in (open_source(tmp_path), open_source(tmp_path / "b.parquet", columns=["a", "b", "c"])):
+        found = source.read(slice(source.shape[0] - 3, source.shape[0]))
+        np.testing.assert_array_equal(found, np.where([False, True, False], np.nan, rows[:3]))
+    assert "'b' of type null" in refusal(tmp_path / "b.parquet")  # which nobody asked for
+
+
 def test_a_key_is_no_column_of_features(partitioned):
     assert "has no column 'country' (keys of folders are no features, but may be the id_column)" in refusal(
         partitioned, ["a", "country"]

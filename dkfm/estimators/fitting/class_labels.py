@@ -1,13 +1,15 @@
 """Check class labels, and convert predicted codes to labels."""
 
+from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils import assert_all_finite, column_or_1d
+from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from dkfm.core.frames import is_dask_collection
+from dkfm.core.rows import require_unmasked
 from dkfm.errors import InvalidInputError, InvalidTypeError, extract_reason
 from dkfm.estimators.stored.class_labels import Labels, require_storable
 from dkfm.execution.lazy_scoring import set_dashboard_name
@@ -37,14 +39,15 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     """
     if y is None:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
+    require_unmasked(y, "y")
     try:
         computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
         labels = column_or_1d(_convert_nullable_integers(computed), warn=True)
-        assert_all_finite(labels, input_name="y")
     except TypeError as error:
         raise InvalidTypeError(f"y must be a label a row: {extract_reason(error)}.") from None
     except ValueError as error:
         raise InvalidInputError(f"y must be a label a row: {extract_reason(error)}.") from None
+    _require_labels(cast("Labels", labels))
     require_storable(cast("Labels", labels))
     try:
         check_classification_targets(labels)
@@ -54,6 +57,25 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     if len(labels) != n:
         raise InvalidInputError(f"y has {len(labels)} labels and X has {n} rows; each row has one.")
     return cast("Labels", labels)
+
+
+def _require_labels(labels: Labels) -> None:
+    """Raise an InvalidInputError that names the first row whose label is None, NaN or infinite."""
+    missing = np.zeros(len(labels), np.bool_)
+    if labels.dtype.kind == "f":
+        missing = ~np.isfinite(labels)
+    elif labels.dtype == object:
+        missing[:] = [_is_missing(label) for label in labels]
+    if missing.any():
+        raise InvalidInputError(
+            f"y must be a label a row, and is None, NaN or infinite in row {missing.argmax()} ({missing.sum():,} of "
+            f"{len(labels):,} rows); leave such rows out."
+        )
+
+
+def _is_missing(label: object) -> bool:
+    is_missing_float = isinstance(label, float) and not isfinite(label)
+    return label is None or is_missing_float or type(label).__name__ in ("NAType", "NaTType")  # of pandas
 
 
 def _convert_nullable_integers(y: object) -> object:

@@ -168,7 +168,10 @@ def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     if indices is not None and indices.ndim == 1:
         known = data.original_row_indices
         known = np.arange(data.indexable_rows.shape[0]) if known is None else known
-        indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
+        if indices.dtype == np.bool_:
+            if len(indices) <= known[-1] or (data.original_row_indices is None and len(indices) != len(known)):
+                raise InvalidInputError(f"landmarks are a mask of {len(indices)} rows, and X has {len(known)}.")
+            indices = np.flatnonzero(indices)
         if indices.dtype.kind not in "iu" or not len(indices):
             raise InvalidInputError("landmarks in one dimension are the numbers of training rows: some integers.")
         # Rows of weight 0 were removed, but users pass the original indices.

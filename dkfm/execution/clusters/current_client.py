@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkfm.core.terminal_output import print_message
-from dkfm.errors import ClusterError
+from dkfm.errors import ClusterError, InvalidInputError
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -27,6 +27,8 @@ _OLDEST_DASK = (2025, 2)
 
 def find_client(client: "Client | None") -> "Client | None":
     """Return the given client, else Dask's current one; None inside a worker, which computes in its own process."""
+    if client is not None and not hasattr(client, "asynchronous"):
+        raise InvalidInputError(f"client must be a Client of distributed, and is {client!r:.100}.")
     if client is not None or "distributed" not in sys.modules or is_inside_worker():
         return client
     from distributed import default_client
