@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from dkfm.core import budget, chunking
+from dkfm.core.frames import validate_columns_argument
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
@@ -223,7 +224,7 @@ def _warn_about_small_chunks(plan: planning.Plan) -> None:
 
 def _input_columns(request: JobRequest, record: Record) -> list[str] | None:
     """Return the requested columns, in the order of the fit if the fit had names."""
-    requested, fitted = request.columns, record.feature_names
+    requested, fitted = validate_columns_argument(request.columns), record.feature_names
     if requested is None or fitted is None:
         return None if requested is None else list(requested)
     if sorted(requested) != sorted(fitted):

@@ -1,5 +1,6 @@
 """Columns of data frames in memory are matched by name or refused: never taken by place where both sides have names."""
 
+import datetime
 import warnings
 
 import numpy as np
@@ -186,6 +187,14 @@ def test_regions_of_an_estimator_are_drawn_on_its_own_columns():
     for draw in (dkfm.plotting.decision_regions, dkfm.plotting.contours):
         with pytest.raises(InvalidInputError, match="was fitted to column"):
             draw(model, flat[["b", "a"]])
+
+
+@pytest.mark.parametrize("module", ["pandas", "polars"])
+@pytest.mark.parametrize("value", ["a", datetime.datetime(2024, 1, 1), datetime.date(2024, 1, 1)])
+def test_a_column_of_text_or_times_is_refused_by_its_name(module, value):
+    frame = pytest.importorskip(module).DataFrame({"a": np.arange(20.0), "when": [value] * 20})
+    with pytest.raises(InvalidInputError, match="its column 'when'"):
+        dkfm.KernelPCA(2).fit(frame)
 
 
 def test_nulls_of_a_frame_are_nan(pca, tmp_path):

@@ -44,11 +44,14 @@ def test_a_parameter_that_cannot_be_is_told_in_a_sentence(parameters, words, dat
         (np.zeros(120), "1 class"),
         (np.zeros(119), "119 labels and X has 120 rows"),
         (np.linspace(0, 1, 120), "label a row"),
-        (np.full(120, np.nan), "NaN"),
+        (np.where(np.arange(120) % 50 == 7, np.nan, 1.0), r"NaN or infinite in row 7 \(3 of 120 rows\); leave"),
+        (np.where(np.arange(120) == 9, None, "a"), r"in row 9 \(1 of 120 rows\)"),
+        (np.where(np.arange(120) == 9, np.nan, np.array(["a", "b"] * 60, object)), r"in row 9 \(1 of 120 rows\)"),
+        (np.ma.masked_equal(np.arange(120) % 3, 2), "y has masked values"),
         (np.zeros((120, 2)), "label a row"),
         (np.zeros(120, "datetime64[s]"), "Unknown label type: datetime64"),
     ],
-    ids=["none", "one", "few", "numbers", "nan", "table", "dates"],
+    ids=["none", "one", "few", "numbers", "nan", "no text", "nan in text", "masked", "table", "dates"],
 )
 def test_labels_that_are_none_are_told_in_a_sentence(labels, words, data):
     with pytest.raises(InvalidInputError, match=words):

@@ -277,6 +277,7 @@ def test_an_indefinite_kernel_is_refused_or_clipped_unless_the_penalty_outweighs
         ({}, None, "requires y to be passed"),
         ({}, np.ones(119), "y has 119 targets and X has 120 rows"),
         ({}, np.where(np.arange(120) == 7, np.nan, 1.0), "row 7 contains NaN"),
+        ({}, np.ma.masked_equal(np.arange(120.0), 7), "y has masked values"),
         ({}, np.ones((120, 2, 2)), "y must be numbers"),
         ({}, ["a"] * 120, "y must be numbers"),
     ],
@@ -284,6 +285,12 @@ def test_an_indefinite_kernel_is_refused_or_clipped_unless_the_penalty_outweighs
 def test_what_cannot_be_fitted_is_refused_in_a_sentence(X, parameters, y, message):
     with pytest.raises(InvalidInputError, match=message):
         dkfm.KernelRidge(**parameters, kernel=Gaussian(1.0)).fit(X, y)
+
+
+def test_masked_weights_are_refused(X):
+    weights = np.ma.masked_equal(np.arange(120.0), 7)
+    with pytest.raises(InvalidInputError, match="sample_weight has masked values"):
+        dkfm.KernelRidge(kernel=Gaussian(1.0)).fit(X, np.ones(120), sample_weight=weights)
 
 
 def test_too_little_memory_is_refused_with_both_numbers(X, monkeypatch):

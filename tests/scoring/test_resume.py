@@ -159,9 +159,10 @@ def test_a_table_scores_by_name_and_keeps_its_ids_in_order(made, tmp_path):
     assert dkfm.verify_scores(tmp_path / "out", made / "rows.parquet").worst < 1
 
 
-def test_columns_and_ids_that_are_not_there_are_one_sentence(made, tmp_path):
+def test_arguments_that_are_none_are_one_sentence(made, tmp_path):
     table = pq.read_table(made / "rows.parquet").drop_columns(["b"])
     pq.write_table(table, tmp_path / "less.parquet")
+    pq.write_table(pq.read_table(made / "rows.parquet").append_column("scores", [range(100)]), made / "scores.parquet")
     for source, target, options, words in [
         (tmp_path / "less.parquet", "out", {}, "'b'|b"),
         (
@@ -172,6 +173,12 @@ def test_columns_and_ids_that_are_not_there_are_one_sentence(made, tmp_path):
         ),
         (made / "rows.parquet", "out.parquet", {"id_column": "kernelpca1"}, "column|ids"),
         (made / "rows.parquet", "out.parquet", {"id_column": "key"}, "key"),
+        (made / "scores.parquet", "out.parquet", {"id_column": "scores"}, "called 'scores', as scores or a column"),
+        (made / "rows.parquet", "out.parquet", {"id_column": ""}, "''"),
+        (made / "rows.npy", "out", {"output": 5}, "output must name each output once, and is 5"),
+        (made / "rows.npy", "out", {"columns": 5}, "columns must be a list of names, and is 5"),
+        (made / "rows.npy", "out", {"client": "x"}, "client must be a Client of distributed, and is 'x'"),
+        *((made / "rows.npy", "out", {"stall_timeout": wrong}, "stall_timeout") for wrong in (-1, "5", None, np.nan)),
         (made / "rows.npy", "out", {"id_column": "id"}, "is neither"),
         (made / "rows.npy", "out.parquet", {"id_column": "id"}, "is neither"),
         (made / "rows.npy", "out", {"columns": NAMES}, "is neither"),
@@ -180,6 +187,15 @@ def test_columns_and_ids_that_are_not_there_are_one_sentence(made, tmp_path):
             dkfm.batch_score(made / "model", source, tmp_path / target, progress=False, **options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / target).exists()
+    for wrong in (None, 5, b"out"):
+        for use in (
+            lambda: dkfm.batch_score(made / "model", made / "rows.npy", wrong),  # noqa: B023  # called at once
+            lambda: dkfm.open_scores(wrong),  # noqa: B023
+            lambda: dkfm.verify_scores(wrong),  # noqa: B023
+            lambda: dkfm.load(wrong),  # noqa: B023
+        ):
+            with pytest.raises(StoreError, match="must be text, a Path or a URL"):
+                use()
 
 
 @pytest.mark.slow
