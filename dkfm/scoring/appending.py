@@ -19,7 +19,14 @@ from dkfm.scoring import completion, marker, output_store
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import ChunkReceipt, Journal
 from dkfm.sources.base import Source
-from dkfm.sources.input_file_journal import FileStat, StoredNames, find_new_files, read_file_stats, write_file_stats
+from dkfm.sources.input_file_journal import (
+    FileStat,
+    StoredNames,
+    find_new_files,
+    find_unchanged_start,
+    read_file_stats,
+    write_file_stats,
+)
 from dkfm.sources.parquet_file_list import TableFiles
 from dkfm.storage import store_metadata
 
@@ -61,6 +68,8 @@ class InputFiles:
     """Number of the first files, which the existing output has scored; None if it did not note its files."""
     known_stamp: str = ""
     """State of these files; see `dkfm.files.change_detection`."""
+    replaces: bool = False
+    """Whether an unfinished output noted other files after these, which have changed or are gone."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,8 +78,8 @@ class InputFiles:
 
     @property
     def has_new(self) -> bool:
-        """Whether there are files that the existing output has not scored."""
-        return self.n_known is not None and self.n_known < len(self.stats)
+        """Whether the files are others than those that the existing output scores."""
+        return self.n_known is not None and (self.n_known < len(self.stats) or self.replaces)
 
 
 def order_input_files(source: Source, existing: Output | None, append: bool) -> tuple[Source, InputFiles | None]:
@@ -83,12 +92,14 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
     existing : Output, optional
         Output that the job resumes, or to which it appends.
     append : bool
-        Whether files that are new since are scored after those of the output.
+        Whether files that are new since are scored after those of the output. Of an unfinished output, files that have
+        changed since count as new, with those after them.
 
     Raises
     ------
     InvalidInputError
-        `append` is set, and the source is no folder of Parquet files, or a file that was scored changed or is gone.
+        `append` is set, and the source is no folder of Parquet files, or a file that a finished output scored has
+        changed or is gone.
     StoreExistsError
         `append` is set, and the output did not note its files.
     """
@@ -109,13 +120,19 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
             )
         files = InputFiles(tuple(found))
         return (source.with_files(files.names) if append else source), files
-    names = tuple(name for name, _, _ in stored)
+    known = stored
+    if append and existing is not None and not existing.has_marker:
+        known = find_unchanged_start(stored, found)
+    names = tuple(name for name, _, _ in known)
     if append:
-        stored = [*stored, *find_new_files(stored, found, source.name)]
+        replaces, stored = len(known) < len(stored), [*known, *find_new_files(known, found, source.name)]
     elif sorted(names) != [name for name, _, _ in found] or list(names) == sorted(names):
         return source, InputFiles(tuple(found), len(found))
-    known_stamp = replace(source.table_files, names=names).stamp(include_ctime=True)
-    files = InputFiles(tuple(stored), len(names), known_stamp)
+    else:  # the same files, in the order of the output, whether they have changed or not
+        present = {stats[0]: stats for stats in found}
+        replaces, stored = False, [present[name] for name in names]
+    known_stamp = replace(source.table_files, names=names).stamp(include_ctime=True) if names else ""
+    files = InputFiles(tuple(stored), len(names), known_stamp, replaces)
     ordered = source.with_files(files.names)
     if not ordered.is_opening_valid(digest_file_stats(sorted(stored))):
         raise InvalidInputError(f"{source.name} changed while it was opened; run the job again.")
@@ -194,7 +211,14 @@ def find_reusable_chunks(
         settings={**existing.settings, "chunk_rows": str(chunk_rows)},
     )
     output_store.require_same_job(extended, requested)
-    full = existing.rows // chunk_rows if chunk_rows == existing.chunk_rows else 0
+    full = _count_known_rows(existing, source, files) // chunk_rows if chunk_rows == existing.chunk_rows else 0
+    if files.replaces:
+        warnings.warn(
+            f"Files of {source.name} have changed, or are gone, since {existing.root} was left unfinished; the rows "
+            f"after those of its first {files.n_known:,} files are scored again.",
+            DkfmWarning,
+            stacklevel=5,
+        )
     known, is_finished = completion.load_receipts(existing, files.known_stamp)
     if is_finished and marker.read_input_stamp(existing) not in ("", files.known_stamp):
         known = []
@@ -206,6 +230,14 @@ def find_reusable_chunks(
         )
     kept = {receipt.chunk: receipt for receipt in known if receipt.chunk < full}
     return list(kept.values()), len(kept)
+
+
+def _count_known_rows(existing: Output, source: Source, files: InputFiles) -> int:
+    """Return the number of rows of the files that an existing output scored and that have not changed since."""
+    if not files.replaces or not isinstance(source, FromFiles):
+        return existing.rows
+    names = files.names[: files.n_known]
+    return source.with_files(names).shape[0] if names else 0
 
 
 def _describe_new_files(source: Source, existing: Output) -> str:
@@ -258,11 +290,16 @@ def extend_output(
     output_store.require_not_replaced(existing.root, existing.creation_id)
     former = [name for name in existing.output_location.list_files() if name.startswith(f"{store_metadata.JOURNAL}/")]
     write_file_stats(existing.output_location, extended.creation_id, files.stats)
-    for creation_id, of in ((existing.creation_id, files.known_stamp), (extended.creation_id, state)):
+    # The last of these serves a run that finds the new files changed, or gone.
+    for creation_id, of in (
+        (existing.creation_id, files.known_stamp),
+        (extended.creation_id, state),
+        (extended.creation_id, files.known_stamp),
+    ):
         _write_receipts(existing, kept, creation_id, of)
     completion.remove_marker(existing)
-    if extended.chunk_rows != existing.chunk_rows:
-        completion.remove_chunks(existing, range(existing.n_chunks))
+    stays = extended.n_chunks if extended.chunk_rows == existing.chunk_rows else 0
+    completion.remove_chunks(existing, range(stays, existing.n_chunks))
     output_store.replace_description(extended)
     # What was noted for the former output stays for drivers that began with it.
     ids = existing.creation_id, extended.creation_id

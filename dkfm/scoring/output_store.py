@@ -114,6 +114,11 @@ class Output:
         """Return the rows of one chunk."""
         return row_slice(number, self.rows, self.chunk_rows)
 
+    @property
+    def has_marker(self) -> bool:
+        """Whether the output is finished: it has its marker."""
+        return bool(self.output_location.find_file_sizes([store_metadata.MARKER]))
+
     def describe_difference(self, other: "Output") -> str | None:
         """Return, in words, how the job of another output differs from that of this one; None if it is the same."""
         if self.model["digest"] != other.model["digest"]:
@@ -172,7 +177,7 @@ def _encode_description(output: Output) -> tuple[str, bytes]:
 
 
 def ensure_arrays(output: Output, location: OutputLocation) -> None:
-    """Write the metadata of arrays that have none yet, or those of fewer rows, and make the folders of their chunks.
+    """Write the metadata of arrays that have none yet, or those of other rows, and make the folders of their chunks.
 
     That is so after a kill. Other readers of Zarr need the metadata. The folders are made durable once, so that no
     chunk has to do it.

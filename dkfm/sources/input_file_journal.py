@@ -7,6 +7,7 @@ when the folder of its input has gained files.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dkfm.core.chunking import row_slices
 from dkfm.errors import DamagedStoreError, InvalidInputError
@@ -113,6 +114,15 @@ def _parse_stats(name: object, size: object, changed: object) -> FileStat:
     if not isinstance(name, str) or type(size) is not int or not isinstance(changed, int | str):
         raise TypeError("a name, a size and a time")
     return name, size, changed
+
+
+def find_unchanged_start(stored: Sequence[FileStat], found: Sequence[FileStat]) -> list[FileStat]:
+    """Return the first stored files up to one that has changed or is gone.
+
+    >>> find_unchanged_start([("b", 1, 1), ("a", 1, 1), ("c", 1, 1)], [("a", 1, 9), ("b", 1, 1), ("c", 1, 1)])
+    [('b', 1, 1)]
+    """
+    return list(takewhile(set(found).__contains__, stored))
 
 
 def find_new_files(known: Sequence[FileStat], found: Sequence[FileStat], where: str) -> list[FileStat]:

@@ -5,6 +5,7 @@ import os
 import tempfile
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -124,6 +125,43 @@ def test_a_file_that_changed_or_is_gone_is_refused_and_the_output_stays(folder):
     with pytest.raises(InvalidInputError, match=r"in has lost m\.parquet, which was scored"):
         folder.score()
     assert dkfm.open_scores(folder.root / "out").shape == (30, 2)
+
+
+@pytest.mark.parametrize("remedy", ["repaired", "removed", "removed with its neighbour"])
+@pytest.mark.parametrize("output", ["out", "out.parquet"])
+def test_a_new_file_that_stopped_the_job_may_be_repaired_or_taken_away(output, remedy, folder):
+    folder.add(m=35).score(output, id_column="id")
+    scored = folder.rows
+    folder.add(a=25, b=8)
+    bad = folder.root / "in" / "b.parquet"
+    good = bad.read_bytes()
+    columns = pq.read_table(bad).to_pydict()
+    pq.write_table(pa.table(columns | {"b": [np.nan] * 8}), bad)
+    with pytest.raises(InvalidInputError, match=r"b\.parquet must be finite, .* in column 'b'"):
+        folder.score(output, id_column="id")
+    if remedy == "repaired":
+        bad.write_bytes(good)
+    else:
+        bad.unlink()
+        folder.rows = folder.rows[:60]
+    if remedy == "removed with its neighbour":
+        (folder.root / "in" / "a.parquet").unlink()
+        folder.rows = scored
+    with pytest.warns(DkfmWarning, match=r"the rows after those of its first . files are scored again"):
+        report = folder.score(output, id_column="id")
+    assert report.rows == len(folder.rows)
+    if remedy == "removed with its neighbour":
+        assert report.scored_rows == 5  # those of the chunk that is not full
+    folder.check(output)
+    assert folder.score(output, id_column="id").scored_chunks == 0
+
+
+def test_a_finished_output_in_an_order_of_its_own_names_what_changed(folder):
+    folder.add(m=15).score()
+    folder.add(a=15).score()
+    os.utime(folder.root / "in" / "a.parquet", ns=(1, 1))
+    with pytest.raises(StoreExistsError, match=r"the input .* has changed since"):
+        folder.score(append=False)
 
 
 def test_other_settings_and_other_inputs_are_refused(folder, rng):
