@@ -360,7 +360,8 @@ def _solve_moments(moments: Moments, options: ComponentOptions, centered: bool) 
             return product - moments.weight * np.outer(mean, mean @ V)
 
         start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, wanted)))
-        found = lanczos.largest_eigenpairs(multiply, start, wanted, max_products=lanczos.MAX_PRODUCTS)
+        limit = lanczos.choose_max_products(r)
+        found = lanczos.largest_eigenpairs(multiply, start, wanted, max_products=limit)
     if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:

@@ -36,6 +36,9 @@ SMALL_ROWS = 4096
 PILOT_ROWS = 1024
 """Rows, evenly spread, of which the eigenvectors are found first, to count the products."""
 
+_MAX_PILOT_PRODUCTS = 200
+"""Most products by which they are found."""
+
 _START_ROWS = 512
 """Largest number of rows, drawn at random, whose eigenvectors are extended to all rows for the first block."""
 
@@ -186,7 +189,7 @@ def estimate_product_count(sample: TrainingData, n: int, q: int) -> int:
         return _TYPICAL_PRODUCTS
     problem = kernel_components.make_dense_problem(K, Weighting(np.ones(rows)))
     start = np.random.default_rng(0).normal(size=(rows, p))
-    return lanczos.largest_eigenpairs(problem.multiply, start, q, max_products=lanczos.MAX_PRODUCTS).n_products
+    return lanczos.largest_eigenpairs(problem.multiply, start, q, max_products=_MAX_PILOT_PRODUCTS).n_products
 
 
 def _require_symmetric(data: PrecomputedGram) -> None:

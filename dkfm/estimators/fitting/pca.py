@@ -104,7 +104,7 @@ class SolverOptions:
             return 1 + (auto if self.iterated_power == "auto" else int(self.iterated_power))
         if self.max_iter is not None:
             return int(self.max_iter)
-        return lanczos.MAX_PRODUCTS if self.eigen_solver == "auto" else _MAX_ARPACK_PRODUCTS
+        return lanczos.choose_max_products(n) if self.eigen_solver == "auto" else _MAX_ARPACK_PRODUCTS
 
 
 def check_n_components(n_components: object) -> int | float | None:

@@ -60,8 +60,8 @@ _MIN_ROWS = 1400
 _MIN_ROWS_PER_EIGENVECTOR = 40
 """With fewer rows for each requested eigenvector, a dense eigendecomposition is faster."""
 
-MAX_PRODUCTS = 200
-"""Number of products after which a dense eigendecomposition is as fast."""
+_MIN_MAX_PRODUCTS, _ROWS_PER_PRODUCT = 200, 40
+"""Products that are tried in any case, and rows for each product that a dense eigendecomposition takes as long as."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +140,15 @@ def is_faster_than_dense(n: int, q: int) -> bool:
     (True, False, False)
     """
     return n >= _MIN_ROWS and _MIN_ROWS_PER_EIGENVECTOR * q <= n
+
+
+def choose_max_products(n: int) -> int:
+    """Return after how many products with a matrix (n, n) a dense eigendecomposition is to be tried.
+
+    >>> choose_max_products(2000), choose_max_products(20_000)
+    (200, 500)
+    """
+    return max(_MIN_MAX_PRODUCTS, n // _ROWS_PER_PRODUCT)
 
 
 def choose_basis_columns(n: int, q: int) -> int:
