@@ -9,7 +9,7 @@ MAX_CHUNKS = 2**20
 """Largest number of chunks of an output: one marker holds the receipts of all."""
 
 _TASK_SECONDS = 0.5
-"""Predicted time of a task, a hundred times the scheduler's share; it does not depend on the number of rows."""
+"""Predicted time of a task, whatever its rows: a hundred times what the scheduler takes for it."""
 
 _BALANCE_TOLERANCE = 1.02
 """Chunk sizes whose busiest thread gets at most this many times the least possible rows are equally good."""
@@ -203,7 +203,7 @@ def lower_triangle_tile_indices(n: int, rows: int) -> Iterator[tuple[int, int]]:
 
 
 def is_at_most_half_chunk(rows: int, chunk_rows: int) -> bool:
-    """Whether ``rows`` rows are at most half a chunk; such a chunk is decoded once for several tasks.
+    """Return whether some rows are at most half a chunk; such a chunk is decoded once for several tasks.
 
     >>> is_at_most_half_chunk(500, 1000), is_at_most_half_chunk(1000, 1000)
     (True, False)
@@ -214,8 +214,8 @@ def is_at_most_half_chunk(rows: int, chunk_rows: int) -> bool:
 def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
     """Choose the largest number of rows of a tile: 128 to 1,024, or to 2,048 in float32.
 
-    A tile is scored against `n_landmarks` landmarks of d columns, for `width` outputs.
-    The kernel block stays small, unless the landmarks or the weights, which are read once for each tile, are wide.
+    A tile is scored against `n_landmarks` landmarks of d columns, for `width` outputs. Landmarks and weights are read
+    once for each tile, so that tiles have more rows where these are wide.
 
     >>> choose_tile_rows(100), choose_tile_rows(4000), choose_tile_rows(10**6)
     (1024, 256, 128)

@@ -32,12 +32,12 @@ def convert_container(X: object) -> object:
 
 
 def is_dask_collection(X: object) -> bool:
-    """Whether X is a dask array or data frame; dask is not imported for the answer."""
+    """Return whether X is a dask array or data frame; dask is not imported for the answer."""
     return hasattr(X, "__dask_graph__")
 
 
 def is_dask_array(X: object) -> bool:
-    """Whether X is a dask array, and no dask data frame or xarray dataset."""
+    """Return whether X is a dask array, and no dask data frame or xarray dataset."""
     return is_dask_collection(X) and hasattr(X, "rechunk")
 
 
@@ -63,7 +63,7 @@ def column_names(X: object, name: str = "X") -> tuple[str, ...] | None:
 
 
 def has_range_columns(frame: object) -> bool:
-    """Whether the columns of a data frame are numbered 0, 1, .. in order; True for anything without columns."""
+    """Return whether the columns of a data frame are numbered 0, 1, .. in order; True for anything without columns."""
     labels = getattr(frame, "columns", None)
     return labels is None or isinstance(labels, int) or list(labels) == list(range(len(labels)))
 

@@ -146,7 +146,7 @@ def build_csr_rows(
 
 
 def is_sparse(rows: Rows) -> bool:
-    """Whether rows are CSR."""
+    """Return whether rows are CSR."""
     return not isinstance(rows, np.ndarray)
 
 

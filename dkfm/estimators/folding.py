@@ -45,8 +45,8 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     model : estimator of scikit-learn
         Estimator fitted to the output of `feature_map`: a linear classifier or regressor (LogisticRegression,
         RidgeClassifier, LinearSVC, the SGD models, LinearDiscriminantAnalysis, LinearRegression, Ridge, Lasso, and
-        other subclasses of scikit-learn's linear models), PCA, TruncatedSVD, partial least squares, CCA, or a Pipeline
-        of these and StandardScaler.
+        others whose predictions are ``X coef + intercept``), PCA, TruncatedSVD, partial least squares, CCA, or a
+        Pipeline of these and StandardScaler.
 
     Returns
     -------

@@ -63,7 +63,7 @@ class KernelPCA(InverseTransformMixin):
     tol : float, default=0
         Convergence tolerance of Lanczos: largest residual, relative to its eigenvalue. 0 is the limit set by rounding.
     max_iter : int, default=None
-        Largest number of products of "arpack" or "auto" with the Gram matrix; None is 1,000, or at least 200 and N / 40.
+        Most products of "arpack" or "auto" with the Gram matrix; None is 1,000, or the larger of 200 and N / 40.
     iterated_power : int or "auto", default="auto"
         Products of "randomized" after the first. "auto" is 7, or 4 for at least N / 10 components.
     remove_zero_eig : bool, default=False

@@ -1,6 +1,6 @@
 """Show progress of work that takes a while: bars in notebooks and on terminals, log lines everywhere else.
 
-Workers show none: they print to the user's terminal too, and run many fits at once.
+Tasks of workers show none: the workers of a local cluster share the user's terminal, and run many fits at once.
 """
 
 import logging

@@ -72,8 +72,9 @@ class Kernel(ABC):
     a formula is cheaper than small blocks), `radial_form` (a function of the squared distance alone, so that sums and
     products compute their distances once), `estimate_extra_value_seconds` (if values take long) and `lacks_extra_fast`
     (if sums over columns are compiled with the extra). Attributes state its mathematical properties (`definiteness`,
-    `translation_invariant`), what its methods support (`supports_float32`, `supports_sparse`, `supports_out`), and the
-    memory that they take (`peak_blocks`, `landmark_copies`).
+    `translation_invariant`), what its methods support (`supports_float32` with `float32_error_share`,
+    `supports_sparse`, `supports_out`, `has_no_subnormals`, `is_precomputed`), and the memory that they take
+    (`peak_blocks`, `landmark_copies`).
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
     ``k.on(columns)`` are kernels again.

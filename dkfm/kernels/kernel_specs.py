@@ -93,10 +93,10 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
 
     Parameters
     ----------
-    kernel : str or Gaussian process kernel
+    kernel : str, Gaussian process kernel or Kernel
         A name in `sklearn.metrics.pairwise.PAIRWISE_KERNEL_FUNCTIONS`, or "precomputed". Or one of these Gaussian
         process kernels: RBF, Matern, RationalQuadratic, ExpSineSquared (for one column), DotProduct, ConstantKernel,
-        and sums, products and integer powers of them.
+        and sums, products and integer powers of them. A kernel of dkfm's is returned as it is.
     **parameters
         Parameters of a named kernel; the defaults are scikit-learn's (a gamma of None means 1 / d for d columns).
 
@@ -179,7 +179,7 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
 
 
 def _describe_counterpart(kernel: str, parameters: set[str]) -> str:
-    """Return which name has a parameter that a kernel does not have, in words; nothing if that is not known."""
+    """Return which name has a parameter that a kernel does not have, in words; an empty text if none is known."""
     parameter, name = _COUNTERPARTS.get(kernel, ("", ""))
     return f"; {parameter} is one of {name!r}" if parameter in parameters else ""
 

@@ -91,8 +91,8 @@ def _exp_scaled(distances: Array, scale: float) -> Array:
 
 
 _COLUMNS_OF_FLOAT64 = 3, 4
-"""Numbers of columns for which float64 is faster if distances are products: in float32 many points of so few circles
-are near."""
+"""Numbers of columns for which float64 is faster if distances are products: of so few circles many points are so near
+that float32 computes them twice."""
 
 
 @dataclass(frozen=True)

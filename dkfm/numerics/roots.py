@@ -23,8 +23,11 @@ from dkfm.numerics.eigensolvers.dense import add_spare_row, eigh_without_spare_r
 from dkfm.numerics.model import Head, iter_weight_panels
 
 BASES = ("symmetric", "spectral", "cholesky")
+"""Roots of a Gram matrix, whose features have the same inner products."""
 
 EPS = float(np.finfo(np.float64).eps)
+"""Rounding unit of float64."""
+
 ROUNDING_SHARE = 64 * EPS
 """Share of the largest eigenvalue or diagonal entry below which values may be rounding, of the kernel or of LAPACK."""
 
@@ -277,7 +280,7 @@ def inverse_root(
     what: str = "The Gram matrix of this kernel",
     scales: Array | None = None,
 ) -> Root:
-    """Return the spectral root ``W = V L^(-1/2)`` of a Gram matrix, from its eigenvalues of its numerical rank.
+    """Return the spectral root ``W = V L^(-1/2)`` of a Gram matrix, from its eigenvalues above the cutoff.
 
     The symmetric root ``K^(-1/2) = W V'`` is W with a rotation, see `add_rotation`.
 

@@ -1,7 +1,7 @@
 """Keep the receipts of chunks in a journal while a job runs: numbered segments that are written once.
 
 A segment is ignored, and its chunks are scored again, if it is damaged, or does not name this output (by the id of its
-creation) and the input in its present state (see `dkfm.files.change_detection`); those of an earlier version do not.
+creation) and the input in its present state (see `dkfm.files.change_detection`), as those of earlier versions.
 """
 
 import json

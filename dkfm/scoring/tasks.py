@@ -52,7 +52,7 @@ _MIN_TRIALS, _MAX_TRIALS = 2, 32
 """Least and largest number of such chunks that each thread writes."""
 
 _TRIAL_THREADS = 8
-"""Most threads whose number counts for that."""
+"""Most threads that write such chunks."""
 
 _MEASURED_REQUESTS = 5
 """Requests to an object store, of which the median time counts."""

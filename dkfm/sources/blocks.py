@@ -28,7 +28,7 @@ class WrittenBlock:
 
     Attributes
     ----------
-    rows, columns : int
+    rows, n_columns : int
         Rows and columns of the block; 0 if nothing was written.
     digest : str
         SHA-256 digest of values and ids.

@@ -16,6 +16,8 @@ from dkfm.storage import store_metadata
 
 _ARRAY_FILE = re.compile(r"zarr\.json|c(/[0-9]+)*")
 _ARRAY_FOLDER = re.compile(r"(c(/[0-9]+)*)?")
+"""Names of files, and of folders, of an array, below its own folder."""
+
 _PARTIAL_NAME = re.compile(r"\.?(.+)\.[0-9a-f]{32}\.partial")
 """Name of a partial file: dkfm adds a dot in front of the name, and Zarr leaves out its suffix."""
 

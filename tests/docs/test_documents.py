@@ -246,3 +246,26 @@ def test_the_files_and_names_that_contributing_lists_exist():
     assert [place for place in places if not (ROOT / place).exists()] == []
     for name, place in re.findall(r"`(_?\w+)` of\s+`((?:dkfm|tests)/[\w/]+\.py)`", text):
         assert re.search(rf"\b{name}\b", (ROOT / place).read_text()), (name, place)
+
+
+def test_one_version_stands_in_all_files():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert dkfm.__version__ == project["version"]
+    files = [ROOT / "CITATION.cff", DOCS / "explanation" / "mathematics.md", *(ROOT / "cluster").glob("*/*")]
+    names = {".cff", ".md", ".yaml", ""}  # a Dockerfile has none
+    texts = {file: file.read_text() for file in files if file.suffix in names and file.is_file()}
+    pattern = r"(?:dkfm:|REGISTRY/dkfm:|^version: |version = \{)(\d+\.\d+\.\d+)"
+    found = {file: set(re.findall(pattern, text, re.M)) for file, text in texts.items()}
+    assert len([file for file, versions in found.items() if versions]) >= 5
+    assert {file: versions for file, versions in found.items() if versions - {project["version"]}} == {}
+
+
+def test_the_lowest_versions_of_the_page_are_those_of_the_package():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    lowest = dict(re.fullmatch(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", text).groups() for text in needed)
+    row = re.search(r"^\| needed \|.*$", PAGES["getting_started/install"], re.M)[0]
+    told = re.findall(r"(Dask and distributed|NumPy|SciPy|Zarr|scikit-learn) ([\d.]*\d)", row)
+    assert {name.split()[0].lower(): version for name, version in told} == {
+        name: lowest[name] for name in ("dask", "numpy", "scipy", "zarr", "scikit-learn")
+    }
+    assert all(name in row.lower() for name in lowest)

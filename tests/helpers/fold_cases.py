@@ -8,6 +8,7 @@ from sklearn.base import clone
 import dkfm
 from dkfm import kernels
 from dkfm.estimators import linear_model_readers
+from dkfm.estimators.stored.folded import StoredFold
 
 OUTPUTS = ("predict", "decision_function", "predict_proba", "transform")
 
@@ -54,7 +55,8 @@ def has(model, output):
 
 
 def require_equal(folded, phi, model, Z):
-    """Raise unless a fold returns what the pair does, everything of it and nothing else."""
+    """Raise unless a fold returns what the pair does, everything of it and nothing else, and can be loaded again."""
+    StoredFold.from_record(folded._to_record(), hasattr(folded, "transform"))
     F = phi.transform(Z)
     for output in OUTPUTS:
         assert hasattr(folded, output) == has(model, output), output

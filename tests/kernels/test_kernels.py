@@ -1,5 +1,6 @@
 """Kernels: the laws for every class and for random expressions, the oracles, and what is refused."""
 
+from dataclasses import fields
 from functools import partial
 
 import mpmath
@@ -17,6 +18,7 @@ from dkfm import kernels
 from dkfm.errors import KernelError
 from dkfm.kernels import serialization
 from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
+from dkfm.kernels.stationary import DistanceKernel
 from helpers import oracles, strategies
 from helpers.kernel_cases import HISTOGRAMS, SIGNED
 
@@ -128,6 +130,15 @@ def test_every_kernel_that_has_a_name_has_a_truth_and_a_case_of_the_laws():
     named = set(serialization._NUMERIC.values()) - {kernels.Precomputed}  # whose values are given
     assert named - {type(kernel) for kernel, _ in TRUTHS + HISTOGRAM_TRUTHS} == set()
     assert named - {type(kernel) for kernel in SIGNED + HISTOGRAMS} == set()
+
+
+def test_every_kernel_of_a_distance_has_a_scale_that_may_be_the_median_and_one_for_each_column():
+    scaled = {kernel for kernel in serialization._NUMERIC.values() if issubclass(kernel, DistanceKernel)}
+    for kernel in scaled:
+        assert kernel.scale_name in [field.name for field in fields(kernel)]
+    # A scale only multiplies the values of this one.
+    assert scaled - set(serialization._MEDIANS) == {kernels.NegativeSquaredDistance}
+    assert scaled - {type(make((1.0,))) for make in ARD} == set()
 
 
 def _name(value):

@@ -1,5 +1,7 @@
 """Links: what classes and their chances come to, beside SciPy's and scikit-learn's own words for them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import expit
 
+from dkfm import kernels
 from dkfm.errors import UnsupportedStoreError
 from dkfm.numerics import links
+from dkfm.numerics.certificates.reference_scores import ReferenceScorer, propagate_error_through_link
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.scorer import prepare_scorer
 
 PRODUCTS = st.integers(1, 4).flatmap(lambda q: arrays(np.float64, (5, q), elements=st.floats(-800, 800)))
 CHANCES = [links.SIGMOID, links.SOFTMAX, links.MODIFIED_HUBER]
@@ -53,6 +59,23 @@ def test_a_row_that_overflows_has_no_class_and_no_chances(lost, columns):
 
 def test_chances_of_all_but_impossible_classes_are_still_shares():
     np.testing.assert_allclose(through(links.SIGMOID, np.array([[-1000.0, -1001.0]])), expit([[1.0, -1.0]]))
+
+
+@pytest.mark.parametrize("link", sorted(links._REGISTRY))
+def test_every_link_has_bounds_of_its_errors_and_is_described(link, rng):
+    pages = Path(__file__).parents[2] / "docs" / "explanation" / "store_formats.md"
+    assert f"`{link}`" in pages.read_text()
+    X, W = rng.normal(size=(40, 2)), rng.normal(size=(40, 1 if link == links.NOT_NEGATIVE else 3))
+    model = Model(kernels.Gaussian(1.0), X, {"head": Head(W, link=link)})
+    values, allowed = ReferenceScorer(model).compute(["head"], X[:9])["head"]
+    found = prepare_scorer(model)("head", X[:9])
+    assert values.shape == found.shape == (9, links.output_width(link, W.shape[1]))
+    assert (np.abs(values - found) <= allowed).all()
+
+
+def test_a_link_whose_errors_are_not_known_has_no_bound():
+    with pytest.raises(AssertionError, match="'exp' are not known"):
+        propagate_error_through_link("exp", np.ones((2, 3)), np.ones((2, 3)), 1e-16)
 
 
 def test_a_link_that_is_not_in_the_registry_is_refused():
