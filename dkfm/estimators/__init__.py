@@ -63,6 +63,9 @@ def __getattr__(name: str) -> object:
 def load(path: str | Path, *, trusted: Collection[str] = ()) -> "KernelEstimator | Folded":
     """Load a fitted estimator that `save` wrote, without running code of the store.
 
+    It has the parameters that describe its model. Those that say how to fit it are not stored, as `landmarks`, `alphas`
+    or `workspace`: make a new estimator to fit again.
+
     Parameters
     ----------
     path : str or Path

@@ -326,10 +326,10 @@ class ExactFeatureMap(KernelTransformer):
     def residual(self, X: object, diag: object = None) -> Array | da.Array:
         """Return the squared distances of rows, in feature space, from the span of the landmarks.
 
-        They are ``k(z, z) - |phi(z)|^2``, clipped at 0, and bound the error for two new points:
-        ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding: 1e-8 of the largest kernel
-        value, and more far outside the training data unless the basis is cholesky. For a clipped kernel, residuals are
-        neither distances nor bounds.
+        They are ``k(z, z) - |phi(z)|^2``, clipped at 0, of features that are not mostly rounding. They bound the error
+        for two new points: ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus 1e-8 of the largest
+        kernel value, and more far outside the training data unless the basis is cholesky. Those of rows of the fit are
+        smaller than those of rows like them. For a clipped kernel, residuals are neither distances nor bounds.
 
         Parameters
         ----------

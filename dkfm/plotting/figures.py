@@ -255,7 +255,7 @@ def novelty(
     ----------
     known, new : array-like or dask array of shape (n,) and (m,)
         Novelty scores: `reconstruction_error` of components or `residual` of a map. At most 5,000 of each are drawn.
-        With an estimator, rows (n, d) and (m, d).
+        With an estimator, rows (n, d) and (m, d). Known rows are best not those of the fit, whose scores are too small.
     estimator : fitted KernelPCA or ExactFeatureMap, optional
         Estimator that gives the rows their scores.
     quantity : str
@@ -280,9 +280,9 @@ def novelty(
     >>> import numpy as np
     >>> from dkfm import ExactFeatureMap, plotting
     >>> from dkfm.kernels import Gaussian
-    >>> X = np.random.default_rng(0).normal(size=(100, 3))
+    >>> X, known = np.random.default_rng(0).normal(size=(2, 100, 3))
     >>> phi = ExactFeatureMap(Gaussian(2.0), tol=0.1).fit(X)
-    >>> plotting.novelty(phi.residual(X), phi.residual(X + 3), quantity="residual").get_xlabel()
+    >>> plotting.novelty(phi.residual(known), phi.residual(known + 3), quantity="residual").get_xlabel()
     'residual'
     """
     if estimator is not None:
