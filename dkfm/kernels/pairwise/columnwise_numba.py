@@ -84,9 +84,11 @@ def _sum_absolute_of_few_columns(X, Y, block):
             for k in range(columns):
                 transposed[k, j - start] = Y[j, k]
         for i in range(0, n, 4):
-            for r in range(4):
-                rows[r, :columns] = X[min(i + r, n - 1)]
-            total[:] = 0
+            for r in range(4):  # numba takes seconds to compile assignments of slices
+                for k in range(columns):
+                    rows[r, k] = X[min(i + r, n - 1), k]
+                for j in range(_NARROW_LANDMARKS):
+                    total[r, j] = 0
             for k in range(0, columns, 2):
                 a, b, c, d = rows[0, k], rows[1, k], rows[2, k], rows[3, k]
                 p, q, s, t = rows[0, k + 1], rows[1, k + 1], rows[2, k + 1], rows[3, k + 1]
