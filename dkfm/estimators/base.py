@@ -139,22 +139,20 @@ class KernelEstimator(ScoringMixin):
     def get_params(self, deep: bool = True) -> dict[str, object]:
         """Return the parameters, those of the kernel as ``kernel__<name>``, for example for a grid search."""
         params: dict[str, object] = super().get_params(deep=deep)
-        if deep and isinstance(self.kernel, Kernel) and is_dataclass(self.kernel):
-            params |= {f"kernel__{field.name}": getattr(self.kernel, field.name) for field in fields(self.kernel)}
-        return params
+        return params | (_list_parameters("kernel", self.kernel) if deep else {})
 
     def set_params(self, **params: object) -> Self:
         """Set parameters, including those of the kernel, ``kernel__<name>``."""
         values = {name.removeprefix("kernel__"): params[name] for name in params if name.startswith("kernel__")}
         kernel = params.get("kernel", self.kernel)
         if values and isinstance(kernel, Kernel) and is_dataclass(kernel):
-            known = {field.name for field in fields(kernel)}
-            if not known.issuperset(values):
-                raise InvalidInputError(f"{kernel!r} has the parameters {sorted(known)}, and not {sorted(values)}.")
             params = {name: value for name, value in params.items() if not name.startswith("kernel__")}
-            params["kernel"] = replace(kernel, **values)
+            params["kernel"] = _replace_parameters(kernel, values)
         elif values and not hasattr(kernel, "set_params"):
-            raise InvalidInputError(f"{kernel!r} is no kernel with parameters, such as {sorted(values)}.")
+            raise InvalidInputError(
+                f"{kernel!r} is no kernel with parameters, such as {sorted(values)}; give a kernel, as "
+                "kernels.Gaussian(1.0), and not its name."
+            )
         return cast("Self", super().set_params(**params))
 
     def __sklearn_tags__(self) -> Tags:
@@ -240,6 +238,30 @@ class KernelEstimator(ScoringMixin):
         if stored.feature_names:
             estimator.feature_names_in_ = np.asarray(stored.feature_names, dtype=object)
         return estimator
+
+
+def _list_parameters(name: str, kernel: object) -> dict[str, object]:
+    """Return the parameters of a kernel, and of kernels in it, by their names as scikit-learn nests them."""
+    found: dict[str, object] = {}
+    if isinstance(kernel, Kernel) and is_dataclass(kernel):
+        for field in fields(kernel):
+            value, nested = getattr(kernel, field.name), f"{name}__{field.name}"
+            found |= {nested: value, **_list_parameters(nested, value)}
+    return found
+
+
+def _replace_parameters(kernel: Kernel, values: Mapping[str, object]) -> Kernel:
+    """Return a kernel with other parameters, ``name``, and parameters of kernels in it, ``name__name``."""
+    known = sorted(name.removeprefix("__") for name in _list_parameters("", kernel))
+    if not set(known).issuperset(values):
+        raise InvalidInputError(f"{kernel!r} has the parameters {known}, and not {sorted(values)}.")
+    direct = {name: value for name, value in values.items() if "__" not in name}
+    changed: Kernel = replace(kernel, **direct)  # type: ignore[type-var]  # a kernel with parameters is a dataclass
+    for name in {name.partition("__")[0] for name in values if "__" in name}:
+        inner = {key.removeprefix(f"{name}__"): values[key] for key in values if key.startswith(f"{name}__")}
+        part = _replace_parameters(getattr(changed, name), inner)
+        changed = replace(changed, **{name: part})  # type: ignore[type-var]  # as above
+    return changed
 
 
 class KernelTransformer(ModelTransformerMixin, KernelEstimator):

@@ -97,6 +97,14 @@ def test_parameters_of_the_kernel_are_set_as_those_of_the_estimator():
     phi = dkfm.ExactFeatureMap(kernels.Polynomial(3))
     assert phi.get_params()["kernel__degree"] == 3
     assert "kernel__degree" not in phi.get_params(deep=False)
+    warped = dkfm.KernelRidge(kernel=kernels.Gaussian(2.0).warp(kernels.Standardize((0.0,), (1.0,))) ** 2)
+    assert warped.get_params()["kernel__kernel__kernel__sigma"] == 2.0
+    changed = warped.set_params(kernel__kernel__kernel__sigma=3.0, kernel__exponent=3).kernel
+    assert changed == kernels.Gaussian(3.0).warp(kernels.Standardize((0.0,), (1.0,))) ** 3
+    with pytest.raises(InvalidInputError, match=r"'kernel__kernel__sigma'.*, and not .'kernel__kernel__gamma'"):
+        warped.set_params(kernel__kernel__kernel__gamma=1.0)
+    with pytest.raises(InvalidInputError, match=r"give a kernel, as kernels.Gaussian\(1.0\), and not its name"):
+        dkfm.KernelPCA(kernel="gaussian").set_params(kernel__sigma=2.0)
     assert phi.set_params(kernel__degree=4, basis="spectral").kernel == kernels.Polynomial(4)
     assert phi.set_params(kernel=kernels.Gaussian(), kernel__sigma=3).kernel == kernels.Gaussian(3.0)
     assert clone(phi).kernel == phi.kernel
