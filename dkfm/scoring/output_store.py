@@ -18,7 +18,7 @@ from dkfm.scoring.formats.id_array import DTYPES, MAX_TEXT_ROWS, IdArray
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.sources.input_file_journal import FileStat, write_file_stats
-from dkfm.storage import store_metadata, zarr_store
+from dkfm.storage import own_files, store_metadata, zarr_store
 from dkfm.storage.output_files import OutputLocation, output_at
 
 PARQUET = "parquet"
@@ -232,7 +232,7 @@ def find_output(root: Location, *, check_plain: bool = True) -> Output | None:
     if own is None:
         return None
     if not own:
-        raise StoreExistsError(f"{root} holds something that dkfm did not write there; it was left untouched.")
+        raise own_files.make_foreign_store_error(root)
     if own["kind"] != "scores":
         raise StoreExistsError(f"{root} holds a dkfm {own['kind']} store; choose another path.")
     return read_output(root, check_plain=check_plain)

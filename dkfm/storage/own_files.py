@@ -43,6 +43,13 @@ def find_foreign_entry(root: Path, attrs: Attributes) -> str | None:
     return None
 
 
+def make_foreign_store_error(location: object) -> StoreExistsError:
+    """Return the error of a location that holds something else than a store of dkfm."""
+    return StoreExistsError(
+        f"{location} holds something that dkfm did not write there; it was left untouched: choose another location."
+    )
+
+
 def make_inside_store_error(location: object, enclosing_store: object, attrs: Attributes) -> StoreExistsError:
     """Return the error of a location inside a store of dkfm."""
     kind = attrs["kind"]

@@ -217,7 +217,7 @@ def _list_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> list[
         return []
     attrs = find_own_attributes_at(remote)
     if not attrs or remote.size() is not None:
-        raise StoreExistsError(f"{remote} holds something that dkfm did not write there; it was left untouched.")
+        raise own_files.make_foreign_store_error(remote)
     own_files.require_overwritable(
         remote, attrs, kind, overwrite=overwrite, is_complete=lambda: remote.size(store_metadata.MARKER) is not None
     )

@@ -153,7 +153,7 @@ def require_own_attributes(path: Path) -> dict[str, object]:
     except StoreError:
         attrs = {}
     if not attrs:
-        raise StoreExistsError(f"{path} holds something that dkfm did not write there; it was left untouched.")
+        raise own_files.make_foreign_store_error(path)
     return attrs
 
 
