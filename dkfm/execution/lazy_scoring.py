@@ -227,7 +227,7 @@ def _score_block(
     block: "Array | pd.DataFrame", diagonal: Array | None = None, *, shared_model: SharedModel, output_name: str
 ) -> Array:
     what, scorer = "a block of rows", shared_model.scorer()
-    if not len(block):
+    if block.shape[0] == 0:
         output = scorer.model.head(output_name)
         return np.empty((0, output.width), output.output_dtype)
     rows = as_float64(as_rows(block, what))
