@@ -108,10 +108,11 @@ def validate_columns_argument(columns: Sequence[str] | None) -> tuple[str, ...] 
     if columns is None:
         return None
     is_list = isinstance(columns, Iterable) and not isinstance(columns, str)
-    if not is_list or not all(isinstance(name, str) for name in columns):
+    names = tuple(columns) if is_list else ()
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise InvalidInputError(f"columns must be a list of names, and is {columns!r:.100}.")
-    require_unique_names(columns, "columns names")
-    return tuple(columns)
+    require_unique_names(names, "columns names")
+    return names
 
 
 def require_unique_names(names: Sequence[str], where: str) -> None:

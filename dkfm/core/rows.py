@@ -99,14 +99,14 @@ def _objects_to_float64(objects: npt.NDArray[np.object_], name: str, columns: Se
     """Return an array of Python objects as float64; an error names the first column that is not, if it has a name."""
     try:
         return objects.astype(np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         kind = InvalidTypeError if isinstance(error, TypeError) else InvalidInputError
         if objects.ndim != 2 or len(columns) != objects.shape[1]:
             raise kind(f"{name} must hold real numbers: {error}.") from None
     for column, values in zip(columns, objects.T, strict=True):
         try:
             values.astype(np.float64)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise kind(f"{name} must hold real numbers, and its column {column!r:.100} does not: {error}.") from None
     raise AssertionError("a column that is no number makes the array one that is none")
 

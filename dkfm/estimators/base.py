@@ -240,24 +240,27 @@ class KernelEstimator(ScoringMixin):
         return estimator
 
 
+def _list_fields(kernel: object) -> list[str]:
+    return [field.name for field in fields(kernel)] if isinstance(kernel, Kernel) and is_dataclass(kernel) else []
+
+
 def _list_parameters(name: str, kernel: object) -> dict[str, object]:
     """Return the parameters of a kernel, and of kernels in it, by their names as scikit-learn nests them."""
     found: dict[str, object] = {}
-    if isinstance(kernel, Kernel) and is_dataclass(kernel):
-        for field in fields(kernel):
-            value, nested = getattr(kernel, field.name), f"{name}__{field.name}"
-            found |= {nested: value, **_list_parameters(nested, value)}
+    for field in _list_fields(kernel):
+        value, nested = getattr(kernel, field), f"{name}__{field}"
+        found |= {nested: value, **_list_parameters(nested, value)}
     return found
 
 
 def _replace_parameters(kernel: Kernel, values: Mapping[str, object]) -> Kernel:
     """Return a kernel with other parameters, ``name``, and parameters of kernels in it, ``name__name``."""
-    known = sorted(name.removeprefix("__") for name in _list_parameters("", kernel))
-    if not set(known).issuperset(values):
-        raise InvalidInputError(f"{kernel!r} has the parameters {known}, and not {sorted(values)}.")
-    direct = {name: value for name, value in values.items() if "__" not in name}
+    known, own = sorted(name.removeprefix("__") for name in _list_parameters("", kernel)), _list_fields(kernel)
+    if unknown := sorted(set(values).difference(known)):
+        raise InvalidInputError(f"{kernel!r} has the parameters {known}, and not {unknown}.")
+    direct = {name: value for name, value in values.items() if name in own}
     changed: Kernel = replace(kernel, **direct)  # type: ignore[type-var]  # a kernel with parameters is a dataclass
-    for name in {name.partition("__")[0] for name in values if "__" in name}:
+    for name in {name.partition("__")[0] for name in values if name not in own}:
         inner = {key.removeprefix(f"{name}__"): values[key] for key in values if key.startswith(f"{name}__")}
         part = _replace_parameters(getattr(changed, name), inner)
         changed = replace(changed, **{name: part})  # type: ignore[type-var]  # as above

@@ -126,10 +126,8 @@ def score_array(
     Row chunks stay the same, unknown ones too. A block with values that are not finite raises when it is computed.
     `diagonal`, an array-like or dask array of shape (n,), holds k(z, z) if the kernel cannot compute it.
     """
-    from dask.delayed import delayed
-
     _require_shape_and_dtype(Z, model.n_features_in)
-    shared = delayed(shared_model, name=f"dkfm-model-{shared_model.token}", traverse=False)
+    shared = _share_in_graph(shared_model, "dkfm-model")
     known = () if diagonal is None else (_rechunk_diagonal(diagonal, Z)[:, np.newaxis],)
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
         _score_block,
@@ -147,17 +145,25 @@ def score_frame(
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
     import pandas as pd
-    from dask.delayed import delayed
 
     _require_numeric_columns(rows)
     dtype = model.head(output_name).output_dtype
     meta = pd.DataFrame(np.empty((0, len(columns)), dtype), rows._meta.index, columns)
-    shared = delayed(shared_model, name=f"dkfm-model-{shared_model.token}", traverse=False)
+    # `dask.optimize` takes the first keys in the order of their names for the partitions.
+    shared = _share_in_graph(shared_model, "dkfm-transform-model")
     # Not by way of an array: its blocks and those of the index may be optimized to different numbers.
     frame: dd.DataFrame = rows.map_partitions(
         _score_partition, shared=shared, output_name=output_name, columns=columns, meta=meta, enforce_metadata=False
     )
     return frame
+
+
+def _share_in_graph(shared_model: SharedModel, name: str) -> "Delayed":
+    """Return one key of a graph that stands for a model in all its tasks."""
+    from dask.delayed import delayed
+
+    shared: Delayed = delayed(shared_model, name=f"{name}-{shared_model.token}", traverse=False)
+    return shared
 
 
 def lazy_distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
@@ -194,7 +200,8 @@ def _require_shape_and_dtype(X: "da.Array", d: int) -> None:
 
 def _require_numeric_columns(rows: "dd.DataFrame") -> None:
     for name, dtype in rows.dtypes.items():
-        if dtype.kind not in "biuf":
+        is_category = hasattr(dtype, "categories")  # which are seen in the partitions
+        if dtype.kind not in "biuf" and not is_category:
             raise InvalidInputError(f"The data frame must hold real numbers, and its column {name!r} is {dtype}.")
 
 

@@ -23,8 +23,8 @@ from dkfm.sources.input_file_journal import (
     FileStat,
     StoredNames,
     find_new_files,
-    find_unchanged_start,
     read_file_stats,
+    read_finished_count,
     write_file_stats,
 )
 from dkfm.sources.parquet_file_list import TableFiles
@@ -69,7 +69,11 @@ class InputFiles:
     known_stamp: str = ""
     """State of these files; see `dkfm.files.change_detection`."""
     replaces: bool = False
-    """Whether an unfinished output noted other files after these, which have changed or are gone."""
+    """Whether an unfinished output noted other files after these, of which some have changed or are gone."""
+    n_finished: int = 0
+    """Number of the first files that a finished output has scored."""
+    finished_stamp: str = ""
+    """State of these files."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,8 +96,8 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
     existing : Output, optional
         Output that the job resumes, or to which it appends.
     append : bool
-        Whether files that are new since are scored after those of the output. Of an unfinished output, files that have
-        changed since count as new, with those after them.
+        Whether files that are new since are scored after those of the output. If others than those that a finished
+        output has scored have changed since, all of these count as new.
 
     Raises
     ------
@@ -120,9 +124,11 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
             )
         files = InputFiles(tuple(found))
         return (source.with_files(files.names) if append else source), files
-    known = stored
+    known, n_finished = stored, len(stored)
     if append and existing is not None and not existing.has_marker:
-        known = find_unchanged_start(stored, found)
+        noted = read_finished_count(existing.output_location, existing.creation_id)
+        n_finished = n_finished if noted is None else noted
+        known = stored if set(stored) <= set(found) else stored[:n_finished]
     names = tuple(name for name, _, _ in known)
     if append:
         replaces, stored = len(known) < len(stored), [*known, *find_new_files(known, found, source.name)]
@@ -131,8 +137,11 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
     else:  # the same files, in the order of the output, whether they have changed or not
         present = {stats[0]: stats for stats in found}
         replaces, stored = False, [present[name] for name in names]
-    known_stamp = replace(source.table_files, names=names).stamp(include_ctime=True) if names else ""
-    files = InputFiles(tuple(stored), len(names), known_stamp, replaces)
+    known_stamp, finished_stamp = (
+        replace(source.table_files, names=some).stamp(include_ctime=True) if some else ""
+        for some in (names, names[:n_finished])
+    )
+    files = InputFiles(tuple(stored), len(names), known_stamp, replaces, n_finished, finished_stamp)
     ordered = source.with_files(files.names)
     if not ordered.is_opening_valid(digest_file_stats(sorted(stored))):
         raise InvalidInputError(f"{source.name} changed while it was opened; run the job again.")
@@ -201,7 +210,8 @@ def find_reusable_chunks(
         receipts = {receipt.chunk: receipt for receipt in completion.load_receipts(existing, state)[0]}
         return [], existing.n_chunks - len(completion.find_chunks_to_score(existing, receipts))
     chunk_rows = existing.chunk_rows
-    if may_enlarge_chunks(existing, requested.chunk_rows):
+    is_one_chunk = requested.rows == requested.chunk_rows < chunk_rows  # so few rows are left
+    if (files.replaces and is_one_chunk) or may_enlarge_chunks(existing, requested.chunk_rows):
         chunk_rows = requested.chunk_rows
     extended = replace(
         existing,
@@ -289,12 +299,15 @@ def extend_output(
         return current
     output_store.require_not_replaced(existing.root, existing.creation_id)
     former = [name for name in existing.output_location.list_files() if name.startswith(f"{store_metadata.JOURNAL}/")]
-    write_file_stats(existing.output_location, extended.creation_id, files.stats)
+    write_file_stats(existing.output_location, extended.creation_id, files.stats, files.n_finished)
+    if files.n_known == files.n_finished:  # noted before its marker goes
+        known = files.stats[: files.n_finished]
+        write_file_stats(existing.output_location, existing.creation_id, known, files.n_finished)
     # The last of these serves a run that finds the new files changed, or gone.
     for creation_id, of in (
         (existing.creation_id, files.known_stamp),
         (extended.creation_id, state),
-        (extended.creation_id, files.known_stamp),
+        (extended.creation_id, files.finished_stamp),
     ):
         _write_receipts(existing, kept, creation_id, of)
     completion.remove_marker(existing)

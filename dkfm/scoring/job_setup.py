@@ -4,7 +4,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -238,7 +238,7 @@ def _input_columns(request: JobRequest, record: Record) -> list[str] | None:
 def _resolve_outputs(output: str | Sequence[str] | None, model: Model) -> list[str]:
     if output is None:
         return [main_output_name(model)]
-    names = [output] if isinstance(output, str) else list(output) if isinstance(output, Sequence) else []
+    names = [output] if isinstance(output, str) else list(output) if isinstance(output, Iterable) else []
     for name in names:
         model.head(name)
     if len(set(names)) != len(names) or not names:

@@ -258,7 +258,7 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
         found = _read_layout(location, name)
         if found is None:
             continue  # creation at a URL stopped after the claim; `ensure_arrays` completes it
-        if found != layout and location.find_file_sizes([store_metadata.MARKER]):
+        if found != layout and output.has_marker:
             raise DamagedStoreError(f"The array {name} of {root} is not what its attributes tell.")
     return output
 
@@ -343,7 +343,7 @@ def require_same_job(existing: Output, requested: Output, hint: str = "") -> Non
     """Raise a StoreExistsError that names the difference, unless an existing output is of the requested job."""
     difference = existing.describe_difference(requested)
     if difference is not None:
-        is_complete = bool(existing.output_location.find_file_sizes([store_metadata.MARKER]))
+        is_complete = existing.has_marker
         has_same_data = (existing.model["digest"], existing.input) == (requested.model["digest"], requested.input)
         state = "a complete" if is_complete else "an unfinished"
         go_on = "give the same settings as before to go on, " if has_same_data and not is_complete else ""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -143,7 +144,7 @@ def batch_score(
 
 
 def _require_seconds(stall_timeout: object) -> None:
-    if isinstance(stall_timeout, bool) or not isinstance(stall_timeout, int | float) or not stall_timeout > 0:
+    if isinstance(stall_timeout, bool) or not isinstance(stall_timeout, Real) or not float(stall_timeout) > 0:
         raise InvalidInputError(f"stall_timeout must be a number of seconds > 0, and is {stall_timeout!r:.100}.")
 
 
@@ -154,7 +155,7 @@ def _open_or_create_output(job: ScoringJob) -> Output | None:
         return appending.extend_output(existing, job.output, job.kept_receipts, files, job.input_watch.stamp_with_ctime)
     if existing is not None:
         if files is not None and files.n_known is None:
-            write_file_stats(existing.output_location, existing.creation_id, files.stats)
+            write_file_stats(existing.output_location, existing.creation_id, files.stats, len(files.stats))
         return existing
     try:
         return output_store.create_output(job.output, job.overwrite, () if files is None else files.stats)

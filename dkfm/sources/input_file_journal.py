@@ -7,7 +7,6 @@ when the folder of its input has gained files.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from dkfm.core.chunking import row_slices
 from dkfm.errors import DamagedStoreError, InvalidInputError
@@ -51,7 +50,7 @@ class StoredNames:
         return tuple(name for name, _, _ in stats)
 
 
-def write_file_stats(location: OutputLocation, output: str, stats: Sequence[FileStat]) -> None:
+def write_file_stats(location: OutputLocation, output: str, stats: Sequence[FileStat], n_finished: int = 0) -> None:
     """Store names, sizes and times of change of the files of a table in their order.
 
     Parameters
@@ -62,6 +61,8 @@ def write_file_stats(location: OutputLocation, output: str, stats: Sequence[File
         Id of the output.
     stats : sequence of (str, int, int or str)
         Name, size in bytes and time of change, or stamp, of each file.
+    n_finished : int
+        Number of the first files that a finished output has scored.
     """
     for number, part in enumerate(row_slices(len(stats), _FILES_PER_SEGMENT)):
         text = json.dumps(stats[part])
@@ -70,6 +71,8 @@ def write_file_stats(location: OutputLocation, output: str, stats: Sequence[File
             "output": output,
             "total": len(stats),
             "files": text,
+            "finished": n_finished,
+            "finished_crc32c": json_reading.compute_text_crc32c(output, str(n_finished)),
         }
         location.write_file(_segment_name(output, number), json.dumps(content).encode())
 
@@ -88,17 +91,33 @@ def read_file_stats(location: OutputLocation, output: str) -> list[FileStat] | N
     return stats if len(stats) == total and len({name for name, _, _ in stats}) == total else None
 
 
-def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[list[FileStat], int]:
-    """Return the files in a segment, and how many there are in all; raise an error if it is absent or damaged."""
+def read_finished_count(location: OutputLocation, output: str) -> int | None:
+    """Return the number of the first files that a finished output has scored; None if that is not known."""
+    try:
+        content = _read_content(location, output, 0)
+        count, checksum = content["finished"], content["finished_crc32c"]
+    except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
+        return None
+    is_sound = type(count) is int and checksum == json_reading.compute_text_crc32c(output, str(count))
+    return count if is_sound and isinstance(count, int) else None
+
+
+def _read_content(location: OutputLocation, output: str, number: int) -> dict[str, object]:
+    """Return the content of a segment; raise an error if it is absent or no JSON."""
     name = _segment_name(output, number)
     opened = location.open_for_reading(name, json_reading.MAX_JSON)
     if opened is None:
         raise DamagedStoreError(f"{location} has no {name}.")
     with opened:
-        content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
+        return json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
+
+
+def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[list[FileStat], int]:
+    """Return the files in a segment, and how many there are in all; raise an error if it is absent or damaged."""
+    content = _read_content(location, output, number)
     text, total = str(content["files"]), content["total"]
     if type(total) is not int or content["crc32c"] != json_reading.compute_text_crc32c(output, text):
-        raise DamagedStoreError(f"{location}/{name} is damaged.")
+        raise DamagedStoreError(f"{location}/{_segment_name(output, number)} is damaged.")
     return [_parse_stats(*row) for row in json.loads(text)], total
 
 
@@ -114,15 +133,6 @@ def _parse_stats(name: object, size: object, changed: object) -> FileStat:
     if not isinstance(name, str) or type(size) is not int or not isinstance(changed, int | str):
         raise TypeError("a name, a size and a time")
     return name, size, changed
-
-
-def find_unchanged_start(stored: Sequence[FileStat], found: Sequence[FileStat]) -> list[FileStat]:
-    """Return the first stored files up to one that has changed or is gone.
-
-    >>> find_unchanged_start([("b", 1, 1), ("a", 1, 1), ("c", 1, 1)], [("a", 1, 9), ("b", 1, 1), ("c", 1, 1)])
-    [('b', 1, 1)]
-    """
-    return list(takewhile(set(found).__contains__, stored))
 
 
 def find_new_files(known: Sequence[FileStat], found: Sequence[FileStat], where: str) -> list[FileStat]:

@@ -4,6 +4,7 @@ import gc
 import pickle
 import warnings
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -148,6 +149,7 @@ def test_a_dask_data_frame_may_come_from_any_query(large_model, frame, tmp_path,
         (made.repartition(npartitions=3), frame),
         (dd.concat([made, made]), pd.concat([frame, frame])),
         (made.astype("Float64"), frame),
+        (made.assign(a=made["a"].astype("category")), frame),
     ]
     for query, rows in queries:
         found = pca.transform(query).compute(scheduler="synchronous")
@@ -155,6 +157,8 @@ def test_a_dask_data_frame_may_come_from_any_query(large_model, frame, tmp_path,
             found.sort_values("kernelpca0"), pca.transform(rows)[pca.transform(rows)[:, 0].argsort()]
         )
         assert len(pca.reconstruction_error(query)) == len(rows)
+    (optimized,) = dask.optimize(pca.transform(made))
+    assert optimized.compute(scheduler="synchronous").shape == (50, 2)
     with pytest.raises(InvalidInputError, match="its column 'b' is "):
         pca.transform(made.assign(b=made["b"].astype(str)))
 

@@ -150,10 +150,57 @@ def test_a_new_file_that_stopped_the_job_may_be_repaired_or_taken_away(output, r
     with pytest.warns(DkfmWarning, match=r"the rows after those of its first . files are scored again"):
         report = folder.score(output, id_column="id")
     assert report.rows == len(folder.rows)
-    if remedy == "removed with its neighbour":
-        assert report.scored_rows == 5  # those of the chunk that is not full
+    assert report.scored_rows == len(folder.rows) - 30  # full chunks stay
     folder.check(output)
     assert folder.score(output, id_column="id").scored_chunks == 0
+
+
+def test_files_of_a_finished_output_are_refused_though_a_later_run_was_stopped(folder):
+    folder.add(m=35).score()
+    bad = folder.root / "in" / "a.parquet"
+    bad.write_bytes(b"no table")
+    with pytest.raises(InvalidInputError):
+        folder.score()
+    output = output_store.find_output(folder.root / "out")
+    output.output_location.remove_files(["_COMPLETE"])  # as a run that was killed while it appended leaves it
+    input_file_journal.write_file_stats(
+        output.output_location, output.creation_id, read_file_stats(output.output_location, output.creation_id), 1
+    )
+    bad.unlink()
+    os.utime(folder.root / "in" / "m.parquet", ns=(1, 1))
+    with pytest.raises(InvalidInputError, match=r"m\.parquet has changed since it was scored"):
+        folder.score()
+
+
+def test_an_append_that_was_killed_after_the_marker_went_keeps_the_files_that_were_finished(folder, monkeypatch):
+    folder.add(m=35).score()
+    folder.add(a=5)
+
+    def stop(output):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output_store, "replace_description", stop)
+    with pytest.raises(KeyboardInterrupt):
+        folder.score()
+    monkeypatch.undo()
+    (folder.root / "in" / "m.parquet").unlink()
+    with pytest.raises(InvalidInputError, match=r"has lost m\.parquet, which was scored"):
+        folder.score()
+
+
+@pytest.mark.parametrize("output", ["out", "out.parquet"])
+def test_an_output_may_have_fewer_rows_than_a_chunk_once_a_bad_file_is_gone(output, folder):
+    folder.add(m=30).score(output, chunk_rows=None)
+    folder.add(b=500)
+    bad = folder.root / "in" / "b.parquet"
+    pq.write_table(pa.table(pq.read_table(bad).to_pydict() | {"c": [np.inf] * 500}), bad)
+    with pytest.raises(InvalidInputError, match="must be finite"):
+        folder.score(output, chunk_rows=None)
+    bad.unlink()
+    folder.rows = folder.rows[:30]
+    with pytest.warns(DkfmWarning, match="are scored again"):
+        folder.score(output, chunk_rows=None)
+    folder.check(output)
 
 
 def test_a_finished_output_in_an_order_of_its_own_names_what_changed(folder):

@@ -234,6 +234,12 @@ def test_values_of_sparse_rows_that_are_not_finite_are_named_by_row_and_column(r
         dkfm.batch_score(pca, sparse.csr_array(Z), tmp_path / "out", progress=False)
 
 
+def test_names_and_seconds_may_be_of_any_kind(made, tmp_path):
+    options = {"columns": (name for name in NAMES), "stall_timeout": np.float32(9), "progress": False}
+    dkfm.batch_score(made / "model", made / "rows.parquet", tmp_path / "out", output=np.array(["scores"]), **options)
+    np.testing.assert_allclose(values(tmp_path / "out"), expected(made), atol=1e-12)
+
+
 def test_rows_that_overflow_are_named_too(rng, tmp_path):
     pca = dkfm.KernelPCA(1, kernel=kernels.Polynomial(3)).fit(rng.normal(size=(9, 1)))
     Z = np.ones((30, 1))

@@ -169,8 +169,10 @@ def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
         known = data.original_row_indices
         known = np.arange(data.indexable_rows.shape[0]) if known is None else known
         if indices.dtype == np.bool_:
-            if len(indices) <= known[-1] or (data.original_row_indices is None and len(indices) != len(known)):
-                raise InvalidInputError(f"landmarks are a mask of {len(indices)} rows, and X has {len(known)}.")
+            if len(indices) <= known[-1]:
+                raise InvalidInputError(
+                    f"landmarks are a mask of {len(indices)} rows, and X has {known[-1] + 1} at least."
+                )
             indices = np.flatnonzero(indices)
         if indices.dtype.kind not in "iu" or not len(indices):
             raise InvalidInputError("landmarks in one dimension are the numbers of training rows: some integers.")
