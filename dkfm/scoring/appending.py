@@ -300,7 +300,7 @@ def extend_output(
     output_store.require_not_replaced(existing.root, existing.creation_id)
     former = [name for name in existing.output_location.list_files() if name.startswith(f"{store_metadata.JOURNAL}/")]
     write_file_stats(existing.output_location, extended.creation_id, files.stats, files.n_finished)
-    if files.n_known == files.n_finished:  # noted before its marker goes
+    if files.n_known == files.n_finished and not files.replaces:  # it is finished: this is noted before its marker goes
         known = files.stats[: files.n_finished]
         write_file_stats(existing.output_location, existing.creation_id, known, files.n_finished)
     # The last of these serves a run that finds the new files changed, or gone.

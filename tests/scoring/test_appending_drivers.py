@@ -2,11 +2,14 @@
 
 from contextlib import suppress
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 
 import dkfm
-from dkfm.errors import StoreError
+from dkfm.errors import InvalidInputError, StoreError
 from dkfm.scoring import output_store, run
 from dkfm.storage.output_files import LocalOutput
 from helpers.growing_folder import GrowingFolder
@@ -22,15 +25,24 @@ class KilledError(Exception):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Files of .* have changed")
 @pytest.mark.parametrize("chunk_rows", [10, 40])
 @pytest.mark.parametrize("output", ["out", "out.parquet"])
-def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path, monkeypatch):
+@pytest.mark.parametrize("after_a_bad_file", [False, True])
+def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, after_a_bad_file, tmp_path, monkeypatch):
     """Every change of the disk by the driver is the last one once; readers refuse, or see the old output or the new."""
     write, remove = LocalOutput.write_file, LocalOutput.remove_files
     for left in range(40):
         folder = GrowingFolder(tmp_path / str(left)).add(m=35)
         folder.score(output, id_column="id")
         folder.add(a=22)
+        if after_a_bad_file:
+            new = folder.root / "in" / "a.parquet"
+            good = new.read_bytes()
+            pq.write_table(pa.table(pq.read_table(new).to_pydict() | {"b": [np.nan] * 22}), new)
+            with pytest.raises(InvalidInputError, match="must be finite"):
+                folder.score(output, chunk_rows=chunk_rows, id_column="id")
+            new.write_bytes(good)
         count = iter(range(left))
 
         def change(how, *arguments, count=count):
