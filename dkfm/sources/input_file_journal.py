@@ -98,8 +98,9 @@ def read_finished_count(location: OutputLocation, output: str) -> int | None:
         count, checksum = content["finished"], content["finished_crc32c"]
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
         return None
-    is_sound = type(count) is int and checksum == json_reading.compute_text_crc32c(output, str(count))
-    return count if is_sound and isinstance(count, int) else None
+    if type(count) is not int or count < 0 or checksum != json_reading.compute_text_crc32c(output, str(count)):
+        return None
+    return count
 
 
 def _read_content(location: OutputLocation, output: str, number: int) -> dict[str, object]:

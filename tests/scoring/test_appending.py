@@ -172,20 +172,15 @@ def test_files_of_a_finished_output_are_refused_though_a_later_run_was_stopped(f
         folder.score()
 
 
-def test_an_append_that_was_killed_after_the_marker_went_keeps_the_files_that_were_finished(folder, monkeypatch):
-    folder.add(m=35).score()
-    folder.add(a=5)
-
-    def stop(output):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(output_store, "replace_description", stop)
-    with pytest.raises(KeyboardInterrupt):
-        folder.score()
-    monkeypatch.undo()
-    (folder.root / "in" / "m.parquet").unlink()
-    with pytest.raises(InvalidInputError, match=r"has lost m\.parquet, which was scored"):
-        folder.score()
+def test_a_count_of_finished_files_that_is_none_is_not_known(folder):
+    folder.add(m=5).score()
+    output = output_store.find_output(folder.root / "out")
+    for count in (-1, True, 1.0, "1", None):
+        input_file_journal.write_file_stats(output.output_location, output.creation_id, [("m", 1, 2)], count)
+        assert input_file_journal.read_finished_count(output.output_location, output.creation_id) is None
+    input_file_journal.write_file_stats(output.output_location, output.creation_id, [("m", 1, 2)], 1)
+    assert input_file_journal.read_finished_count(output.output_location, output.creation_id) == 1
+    assert input_file_journal.read_finished_count(output.output_location, "0" * 32) is None
 
 
 @pytest.mark.parametrize("output", ["out", "out.parquet"])

@@ -69,6 +69,22 @@ def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, after_a_
     raise AssertionError("The job did not end.")
 
 
+def test_an_append_that_was_killed_after_the_marker_went_keeps_the_files_that_were_finished(folder, monkeypatch):
+    folder.add(m=35).score()
+    folder.add(a=5)
+
+    def stop(output):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output_store, "replace_description", stop)
+    with pytest.raises(KeyboardInterrupt):
+        folder.score()
+    monkeypatch.undo()
+    (folder.root / "in" / "m.parquet").unlink()
+    with pytest.raises(InvalidInputError, match=r"has lost m\.parquet, which was scored"):
+        folder.score()
+
+
 @pytest.mark.slow
 def test_a_second_driver_that_began_before_the_first_ended_finishes_the_same_output(folder, monkeypatch):
     folder.add(m=35).score()
