@@ -127,7 +127,7 @@ def score_array(
     `diagonal`, an array-like or dask array of shape (n,), holds k(z, z) if the kernel cannot compute it.
     """
     _require_shape_and_dtype(Z, model.n_features_in)
-    shared = _share_in_graph(shared_model, "dkfm-model")
+    shared = _share_in_graph(shared_model)
     known = () if diagonal is None else (_rechunk_diagonal(diagonal, Z)[:, np.newaxis],)
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
         _score_block,
@@ -149,8 +149,7 @@ def score_frame(
     _require_numeric_columns(rows)
     dtype = model.head(output_name).output_dtype
     meta = pd.DataFrame(np.empty((0, len(columns)), dtype), rows._meta.index, columns)
-    # `dask.optimize` takes the first keys in the order of their names for the partitions.
-    shared = _share_in_graph(shared_model, "dkfm-transform-model")
+    shared = _share_in_graph(shared_model)
     # Not by way of an array: its blocks and those of the index may be optimized to different numbers.
     frame: dd.DataFrame = rows.map_partitions(
         _score_partition, shared=shared, output_name=output_name, columns=columns, meta=meta, enforce_metadata=False
@@ -158,11 +157,14 @@ def score_frame(
     return frame
 
 
-def _share_in_graph(shared_model: SharedModel, name: str) -> "Delayed":
-    """Return one key of a graph that stands for a model in all its tasks."""
+def _share_in_graph(shared_model: SharedModel) -> "Delayed":
+    """Return one key of a graph that stands for a model in all its tasks.
+
+    Its name comes after those of the tasks, because `dask.optimize` takes the first keys for the partitions of a frame.
+    """
     from dask.delayed import delayed
 
-    shared: Delayed = delayed(shared_model, name=f"{name}-{shared_model.token}", traverse=False)
+    shared: Delayed = delayed(shared_model, name=f"dkfm-transform-model-{shared_model.token}", traverse=False)
     return shared
 
 

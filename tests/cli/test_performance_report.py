@@ -60,7 +60,7 @@ def test_tasks_are_called_what_they_do_and_each_kind_has_one_name(threaded_clien
     def score():
         return dkfm.batch_score(pca, X, tmp_path / "scores.zarr", chunk_rows=10, progress=False)
 
-    scored = {"dkfm-transform", "dkfm-model"}
+    scored = {"dkfm-transform", "dkfm-transform-model"}
     for work, names in (
         (lambda: dkfm.build_gram(kernels.Gaussian(2.0), X, tmp_path / "gram", tile_rows=20), {"dkfm-gram"}),
         (score, {"dkfm-score"}),
@@ -72,8 +72,8 @@ def test_tasks_are_called_what_they_do_and_each_kind_has_one_name(threaded_clien
             lambda: dkfm.ExactFeatureMap(kernels.Gaussian(2.0)).fit(X).distance(lazy, X).compute(),
             {"dkfm-distances", "dkfm-points"},
         ),
-        (lambda: fisher.predict(lazy).compute(), {"dkfm-labels", "dkfm-model"}),
-        (lambda: fisher.predict_log_proba(lazy).compute(), {"dkfm-chances", "dkfm-model"}),
+        (lambda: fisher.predict(lazy).compute(), {"dkfm-labels", "dkfm-transform-model"}),
+        (lambda: fisher.predict_log_proba(lazy).compute(), {"dkfm-chances", "dkfm-transform-model"}),
         (lambda: named.predict(dd.from_pandas(columns, npartitions=3)).compute(), scored | {"dkfm-labels"}),
     )[: None if HAS_DASK_2026_3 else -1]:  # before, tasks of data frames had the name of what they were fused with
         before = {name: prefix.state_counts["memory"] for name, prefix in scheduler.task_prefixes.items()}
