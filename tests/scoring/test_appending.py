@@ -157,18 +157,18 @@ def test_a_new_file_that_stopped_the_job_may_be_repaired_or_taken_away(output, r
 
 def test_files_of_a_finished_output_are_refused_though_a_later_run_was_stopped(folder):
     folder.add(m=35).score()
+    folder.add(a=5)
     bad = folder.root / "in" / "a.parquet"
-    bad.write_bytes(b"no table")
-    with pytest.raises(InvalidInputError):
+    good = bad.read_bytes()
+    pq.write_table(pa.table(pq.read_table(bad).to_pydict() | {"b": [np.nan] * 5}), bad)
+    with pytest.raises(InvalidInputError, match="must be finite"):
         folder.score()
-    output = output_store.find_output(folder.root / "out")
-    output.output_location.remove_files(["_COMPLETE"])  # as a run that was killed while it appended leaves it
-    input_file_journal.write_file_stats(
-        output.output_location, output.creation_id, read_file_stats(output.output_location, output.creation_id), 1
-    )
-    bad.unlink()
+    bad.write_bytes(good)
     os.utime(folder.root / "in" / "m.parquet", ns=(1, 1))
     with pytest.raises(InvalidInputError, match=r"m\.parquet has changed since it was scored"):
+        folder.score()
+    (folder.root / "in" / "m.parquet").unlink()
+    with pytest.raises(InvalidInputError, match=r"has lost m\.parquet, which was scored"):
         folder.score()
 
 

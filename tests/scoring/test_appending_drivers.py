@@ -24,6 +24,7 @@ class KilledError(Exception):
     """Stands for a kill."""
 
 
+# The warning is true after a bad file, and absent where the kill came first; `test_appending` asks for it.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Files of .* have changed")
 @pytest.mark.parametrize("chunk_rows", [10, 40])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -187,15 +188,14 @@ def test_arguments_that_are_none_are_one_sentence(made, tmp_path):
             dkfm.batch_score(made / "model", source, tmp_path / target, progress=False, **options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / target).exists()
-    for wrong in (None, 5, b"out"):
-        for use in (
-            lambda: dkfm.batch_score(made / "model", made / "rows.npy", wrong),  # noqa: B023  # called at once
-            lambda: dkfm.open_scores(wrong),  # noqa: B023
-            lambda: dkfm.verify_scores(wrong),  # noqa: B023
-            lambda: dkfm.load(wrong),  # noqa: B023
-        ):
-            with pytest.raises(StoreError, match="must be text, a Path or a URL"):
-                use()
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"out"])
+def test_what_is_no_path_is_one_sentence(wrong, made):
+    score_rows = partial(dkfm.batch_score, made / "model", made / "rows.npy")
+    for use in (score_rows, dkfm.open_scores, dkfm.verify_scores, dkfm.load):
+        with pytest.raises(StoreError, match="must be text, a Path or a URL"):
+            use(wrong)
 
 
 @pytest.mark.slow
