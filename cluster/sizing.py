@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from dkfm.core.budget import format_bytes
+from dkfm.core.display.quantities import format_bytes
 from dkfm.core.sizing import Constants, sizing
 
 JOBS = [

@@ -14,7 +14,8 @@ ROOT = Path(dkfm.__file__).parent
 FOLDERS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["dkfm"]["folders"]
 OUTSIDE = {
     "errors": set(),
-    "core": {"numpy", "scipy", "jinja2", "_typeshed"},
+    "core.display": {"jinja2", "_typeshed"},
+    "core": {"numpy", "scipy"},
     "kernels.pairwise": {"numpy", "scipy", "numba", "llvmlite"},
     "kernels": {"numpy", "scipy"},
     "numerics.eigensolvers": {"numpy", "scipy"},
@@ -23,6 +24,7 @@ OUTSIDE = {
     "numerics.certificates": {"numpy", "scipy"},
     "files": {"numpy", "fsspec", "pyarrow"},
     "storage": {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c"},
+    "sources.parquet_files": {"numpy", "pyarrow"},
     "sources": {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c", "pyarrow", "fsspec"},
     "estimators.stored": {"numpy"},
 }

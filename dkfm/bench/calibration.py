@@ -14,8 +14,8 @@ import numpy as np
 from dkfm.bench.bench_environment import AGREEMENT_ROWS, BenchEnvironment
 from dkfm.bench.timing import Ratio
 from dkfm.bench.workloads import default_gaussian, make_random_kernel_pca
+from dkfm.core.display.text_tables import Row
 from dkfm.core.sizing import Constants
-from dkfm.core.text_tables import Row
 from dkfm.errors import DkfmWarning
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor, open_executor

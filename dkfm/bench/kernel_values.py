@@ -17,8 +17,8 @@ from dkfm import kernels
 from dkfm.bench.bench_environment import DTYPE_TOLERANCES
 from dkfm.bench.machine import describe_process
 from dkfm.bench.timing import time_round_robin
+from dkfm.core.display.text_tables import Row, Table
 from dkfm.core.rows import Array
-from dkfm.core.text_tables import Row, Table
 from dkfm.errors import DisagreementError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.kernels import Kernel

@@ -14,7 +14,7 @@ from pathlib import Path
 from dkfm.bench import calibration, workloads
 from dkfm.bench.bench_environment import DTYPE_TOLERANCES, BenchEnvironment
 from dkfm.bench.machine import describe_machine
-from dkfm.core.text_tables import Row, Table
+from dkfm.core.display.text_tables import Row, Table
 from dkfm.errors import ClusterError
 from dkfm.execution.clusters.connect import connect
 from dkfm.execution.clusters.current_client import find_client

@@ -22,8 +22,8 @@ from dkfm.bench.bench_environment import (
 )
 from dkfm.bench.timing import Ratio, Times
 from dkfm.core import cpus
+from dkfm.core.display.text_tables import Row
 from dkfm.core.rows import Array
-from dkfm.core.text_tables import Row
 from dkfm.estimators import ExactFeatureMap, KernelPCA
 from dkfm.estimators.fitting.parameter_types import DType
 from dkfm.execution import memory, model_cache

@@ -15,7 +15,7 @@ import click
 from dkfm import __version__
 from dkfm.cli import demo_bench_compare, failures, logging_options, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
-from dkfm.core.terminal_output import print_json, print_result
+from dkfm.core.display.terminal_output import print_json, print_result
 from dkfm.errors import shorten
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import click
 
 from dkfm.cli import option_parsing
 from dkfm.cli.logging_options import add_logging_options, print_summary
-from dkfm.core.terminal_output import print_json, print_result
+from dkfm.core.display.terminal_output import print_json, print_result
 from dkfm.errors import InvalidInputError
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 
 from dkfm.cli import logging_options
-from dkfm.core.terminal_output import print_message, print_result
+from dkfm.core.display.terminal_output import print_message, print_result
 from dkfm.errors import ClusterError, OutputError, PartialOutputError, SchedulerNameError
 
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (

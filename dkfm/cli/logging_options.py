@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
+from dkfm.core.display.terminal_output import escape_control_characters, print_message, print_result
 
 _QUIET = "dkfm.quiet"
 """Key of click's `Context.meta`, which all contexts of a command share."""

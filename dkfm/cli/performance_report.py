@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dkfm.cli import option_parsing
-from dkfm.core.terminal_output import print_message
+from dkfm.core.display.terminal_output import print_message
 from dkfm.errors import ClusterError, InvalidInputError, extract_reason
 from dkfm.files import local, temporary_folders
 from dkfm.files.location import locate, require_disjoint

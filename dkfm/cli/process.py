@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dkfm.cli import failures, option_parsing
-from dkfm.core.terminal_output import escape_control_characters, print_message
+from dkfm.core.display.terminal_output import escape_control_characters, print_message
 from dkfm.errors import (
     DkfmError,
     OutputError,

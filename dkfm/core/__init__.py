@@ -1,1 +1,1 @@
-"""Rows, chunks, bytes and text: what every other folder builds on. It knows NumPy and SciPy, and no kernel."""
+"""Rows, chunks and bytes: what every other folder builds on. It knows NumPy and SciPy, and no kernel."""

@@ -8,6 +8,7 @@ from math import isqrt
 
 from dkfm.core import cpus
 from dkfm.core.chunking import choose_tile_rows
+from dkfm.core.display.quantities import format_megabytes
 from dkfm.errors import BudgetError
 
 _VALUE, _OVERHEAD = 8, 2**27
@@ -364,37 +365,3 @@ def require_fits(need: int, have: int, what: str, remedy: str) -> None:
     """Raise a BudgetError with both numbers unless `need` bytes fit into `have`."""
     if need > have:
         raise BudgetError(f"{what} needs {format_megabytes(need)} and {format_megabytes(have)} are there; {remedy}.")
-
-
-def format_bytes(size: int) -> str:
-    """Format a number of bytes with up to three digits.
-
-    >>> format_bytes(512), format_bytes(40_000), format_bytes(12_345_678_901)
-    ('512 B', '40 kB', '12.3 GB')
-    """
-    for unit, least in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= least:
-            return f"{size / least:.3g} {unit}"
-    return f"{size} B"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a duration.
-
-    >>> format_seconds(0.242), format_seconds(40.3), format_seconds(800), format_seconds(9000)
-    ('0.24 s', '40 s', '13 min', '2.5 h')
-    """
-    if seconds < 1:
-        return f"{seconds:.2g} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def format_megabytes(size: int) -> str:
-    """Format a number of bytes in megabytes, with the exact number.
-
-    >>> format_megabytes(1_600_000_000)
-    '1,600 MB (1600000000 bytes)'
-    """
-    return f"{size / 1e6:,.0f} MB ({size} bytes)"

@@ -6,6 +6,7 @@ from math import ceil, inf
 
 from dkfm.core import budget, chunking
 from dkfm.core.chunking import choose_tile_rows, count_tiles, require_count
+from dkfm.core.display.quantities import format_bytes, format_seconds
 from dkfm.errors import BudgetError, InvalidInputError
 
 _MAX_SCHEDULER_SHARE = 0.25
@@ -159,14 +160,14 @@ class Sizing:
         return rows / self.chunk_rows * self.task_seconds
 
     def __str__(self) -> str:
-        size, chosen = budget.format_bytes, f", with chunk_rows={self.chunk_rows}" if self.asked else ""
+        size, chosen = format_bytes, f", with chunk_rows={self.chunk_rows}" if self.asked else ""
         hours = f"{self.core_hours:,.0f}" if self.core_hours >= 10 else f"{self.core_hours:.2g}"
         what = f"against {self.n:,} landmarks, to {self.width:,} columns"
         lines = {
             "rows": f"{self.rows:,} of {self.columns:,} columns, {what}",
             "tasks": f"{self.tasks:,} of {self.chunk_rows:,} rows{chosen}",
             "machines": f"{self.machines:,} of {self.cores:,} cores",
-            "time": f"about {budget.format_seconds(self.hours * _HOUR)}; {hours} hours of a core",
+            "time": f"about {format_seconds(self.hours * _HOUR)}; {hours} hours of a core",
             "memory": f"{size(self.worker_bytes)} a worker, so a limit of {size(self.memory_limit)}",
             "read": f"{size(self.read_bytes)}, and {size(self.written_bytes)} written",
             "scheduler": f"busy for {self.scheduler_share:.0%} of the time",
@@ -233,8 +234,8 @@ def sizing(
     while size.hours > hours:
         if size.threads >= size.tasks or size.scheduler_share >= 1:
             raise BudgetError(
-                f"{rows} rows in tasks of {size.chunk_rows} take {budget.format_seconds(size.hours * _HOUR)} on any "
-                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: "
+                f"{rows} rows in tasks of {size.chunk_rows} take {format_seconds(size.hours * _HOUR)} on any "
+                f"number of machines, and {format_seconds(hours * _HOUR)} are there: "
                 f"{job.describe_remedy(size)}."
             )
         size = job.size_on(size.machines + max(1, int(size.machines * (size.hours / hours - 1))))

@@ -1,6 +1,7 @@
-"""Open any input of a job; the blocks of a dask collection are computed by tasks and written to a temporary folder.
+"""Open any input of a job, and write what only this process holds to where the workers of a cluster read it.
 
-No block is gathered: each is written where it is computed, and the driver receives its size and a digest.
+No block of a dask collection is gathered: a task writes it to a temporary folder where it is computed, and the driver
+receives its size and a digest.
 """
 
 import hashlib
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dkfm.core import cpus
 from dkfm.core.frames import (
@@ -25,9 +28,15 @@ from dkfm.core.frames import (
 from dkfm.errors import ClusterError, DkfmError, InvalidInputError, extract_reason
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import temporary_folders
+from dkfm.files.local import translate_write_errors
 from dkfm.sources.base import Source
 from dkfm.sources.blocks import BlockRows, FrameBlockRows, WrittenBlock, block_name, write_block
+from dkfm.sources.memory import FrameSource, MemorySource
+from dkfm.sources.npy import save_npy
 from dkfm.sources.opening import open_source
+from dkfm.sources.zarr import CsrCopySource
+from dkfm.storage import csr
+from dkfm.storage.zarr_store import new_store
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -82,6 +91,32 @@ def open_input(
     with temporary_folders.open_temporary_folder("rows", need=need, what="The rows of the dask collection") as folder:
         log_stage("input", f"{len(blocks):,} blocks of {name} computed and written to {folder}", blocks=len(blocks))
         yield _make_block_source(blocks, folder, name, client, names, id_column)
+
+
+@contextmanager
+def ensure_rows_on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
+    """Yield the rows; write those in memory to disk if the workers of a cluster must read them."""
+    if client is None or not isinstance(rows, MemorySource):
+        yield rows
+        return
+    array = rows.array
+    parts = [array] if isinstance(array, np.ndarray) else [array.data, array.indices, array.indptr]
+    need = sum(part.nbytes for part in parts)
+    with temporary_folders.open_temporary_folder("rows", need=need, what="The rows for the workers") as folder:
+        if isinstance(rows, FrameSource) and rows.id_column is not None:
+            with translate_write_errors(folder):
+                rows.write_parquet(folder / "rows.parquet")
+            yield open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
+            return
+        if isinstance(array, np.ndarray):
+            with translate_write_errors(folder):
+                save_npy(folder / "rows.npy", array)
+            yield open_source(folder / "rows.npy")
+            return
+        with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
+            csr.write_csr(group, "rows", array)
+        windows = rows.max_nnz_per_row_window
+        yield CsrCopySource(folder / "rows.zarr", rows.shape, rows.float64s_per_row, windows, "rows")
 
 
 def _split_array(X: Any, name: str) -> tuple[list[Any], int]:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Protocol, Self, cast
 
-from dkfm.core.budget import format_seconds
+from dkfm.core.display.quantities import format_seconds
 from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.stage_log import LOGGER, log_detail, log_stage
 

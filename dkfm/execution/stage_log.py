@@ -7,8 +7,8 @@ a line of each would be repeated by every worker.
 import logging
 from collections.abc import Mapping
 
-from dkfm.core.budget import format_seconds
-from dkfm.core.terminal_output import escape_control_characters
+from dkfm.core.display.quantities import format_seconds
+from dkfm.core.display.terminal_output import escape_control_characters
 from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.executors import Executor
 from dkfm.files.fsspec_errors import strip_credentials

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm.core import budget
+from dkfm.core.display.quantities import format_megabytes
 from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, extract_reason
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import describe_blas_architectures, describe_blas_libraries, measure_task_blas_threads
@@ -252,7 +252,7 @@ def _find_memory_fault(worker: "Worker", requirements: WorkerRequirements) -> st
     available = memory.thread_budget(limit, threads, requirements.shared_bytes, memory.resident_memory())
     if available >= requirements.task_bytes:
         return ""
-    need, there = budget.format_megabytes(requirements.task_bytes), budget.format_megabytes(available)
+    need, there = format_megabytes(requirements.task_bytes), format_megabytes(available)
     return f"has {there} for a task of {need}; give it more memory or fewer threads, or use smaller tasks."
 
 

@@ -13,40 +13,34 @@ threads, dkfm handles no signals.
 """
 
 import atexit
-import fcntl
-import json
 import math
 import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import tempfile
 import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
 from dkfm.core import budget
+from dkfm.core.display.quantities import format_bytes
 from dkfm.errors import TemporaryStoreWarning
 from dkfm.files.local import translate_write_errors
+from dkfm.files.process_records import RECORD_NAME, create_locked_record, has_ended
 from dkfm.files.signals import postpone_signal
 
 _ANNOUNCED_BYTES = 10**9
 """Size above which a temporary store is announced."""
 
-_RECORD = "owner.json"
-"""Name of the record in a temporary folder."""
-
 _FOLDER_NAME = re.compile(r"\.?dkfm-[a-z]+-[0-9a-f]{32}")
-_MAX_RECORD_BYTES = 4096
-"""Bytes of a record that are read."""
 
 _UNFINISHED_PREFIX = ".dkfm-partial-"
 """Beginning of the names of folders of unfinished stores."""
@@ -106,11 +100,11 @@ class TemporaryFolder:
             _folders[self.path] = self
             try:
                 self.path.mkdir(mode=0o700)
-                self._record = _create_locked_record(self.path)
+                self._record = create_locked_record(self.path)
             except OSError:
                 del _folders[self.path]
                 with suppress(OSError):
-                    (self.path / _RECORD).unlink(missing_ok=True)
+                    (self.path / RECORD_NAME).unlink(missing_ok=True)
                     self.path.rmdir()
                 raise
 
@@ -186,7 +180,7 @@ def open_temporary_folder(
 
 def remove_owner_record(path: Path) -> None:
     """Remove the owner of a temporary folder, so that none is swept that may hold the only copy of a user's data."""
-    (path / _RECORD).unlink(missing_ok=True)
+    (path / RECORD_NAME).unlink(missing_ok=True)
 
 
 def remove_all_folders() -> None:
@@ -220,7 +214,7 @@ def require_room(parent: Path, need: int, what: str, remedy: str = _REMEDY) -> N
 def warn_of_large_store(parent: Path, need: int, what: str, remedy: str = _REMEDY) -> None:
     """Warn with a `TemporaryStoreWarning` if a temporary store will be larger than 1 GB."""
     if need > _ANNOUNCED_BYTES:
-        message = f"{what} takes {budget.format_bytes(need)} in {parent} until the work is done; or {remedy}."
+        message = f"{what} takes {format_bytes(need)} in {parent} until the work is done; or {remedy}."
         warnings.warn(message, TemporaryStoreWarning, stacklevel=2)
 
 
@@ -289,14 +283,14 @@ def _remove_if_abandoned(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
-            record = os.open(_RECORD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
+            record = os.open(RECORD_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
         except FileNotFoundError:
             old = time.time() - os.fstat(descriptor).st_mtime > _UNUSED_SECONDS
             if path.name.startswith(_UNFINISHED_PREFIX) and _is_owned_by_user(descriptor) and old:
                 path.rmdir()  # fails unless it is empty
             return
         try:
-            if _is_owned_by_user(descriptor) and _is_owned_by_user(record) and _has_ended(record):
+            if _is_owned_by_user(descriptor) and _is_owned_by_user(record) and has_ended(record):
                 _remove_open_folder(path, descriptor)
         finally:
             os.close(record)
@@ -313,88 +307,12 @@ def _is_owned_by_user(descriptor: int) -> bool:
 def _remove_open_folder(path: Path, descriptor: int) -> None:
     """Remove an open folder, its record last, so that the folder can still be swept after a kill."""
     for name in os.listdir(descriptor):
-        if name == _RECORD:
+        if name == RECORD_NAME:
             continue
         if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
             shutil.rmtree(name, ignore_errors=True, dir_fd=descriptor)
         else:
             os.unlink(name, dir_fd=descriptor)
-    if os.listdir(descriptor) == [_RECORD]:
-        os.unlink(_RECORD, dir_fd=descriptor)
+    if os.listdir(descriptor) == [RECORD_NAME]:
+        os.unlink(RECORD_NAME, dir_fd=descriptor)
     path.rmdir()
-
-
-def _create_locked_record(path: Path) -> int:
-    """Write the record of a new folder; return its descriptor, locked if the file system supports locks."""
-    record = os.open(path / _RECORD, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        locked = True
-        try:
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never wait for a lock
-        except OSError:
-            locked = False
-        content = {**_describe_host(), "pid": os.getpid(), "start": _start_time(os.getpid()), "locked": locked}
-        os.write(record, json.dumps(content).encode())
-    except BaseException:
-        os.close(record)
-        raise
-    return record
-
-
-def _has_ended(record: int) -> bool:
-    """Return whether the process that wrote a record has ended; False if that cannot be known."""
-    try:
-        fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        free = False
-    else:
-        free = True
-    owner, here = json.loads(os.read(record, _MAX_RECORD_BYTES)), _describe_host()
-    released = free and owner["locked"] is True
-    if not _have_equal_fields(owner, here, "boot" if here["boot"] else "host"):  # rebooted, or another host
-        return released and _have_equal_fields(owner, here, "host", "machine") and bool(here["machine"])
-    if _have_equal_fields(owner, here, "pids"):
-        return bool(owner["start"] != _start_time(owner["pid"]))
-    return released  # another container, whose process numbers mean nothing here
-
-
-def _have_equal_fields(owner: Mapping[str, object], here: Mapping[str, object], *names: str) -> bool:
-    return all(owner[name] == here[name] for name in names)
-
-
-def _describe_host() -> dict[str, str]:
-    """Return the name, machine id, boot id and process namespace of this host; empty where unknown."""
-    pids = ""
-    with suppress(OSError):
-        pids = str(Path("/proc/self/ns/pid").readlink())
-    machine, boot = _read_text("/etc/machine-id"), _read_text("/proc/sys/kernel/random/boot_id")
-    return {"host": socket.gethostname(), "machine": machine, "boot": boot, "pids": pids}
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _start_time(pid: int) -> str | None:
-    """Return when a process started, in ticks since boot; None if there is no such process, or only a zombie."""
-    try:
-        state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None if Path("/proc/self/stat").exists() else _probe_process(pid)
-    return None if state in "ZX" else facts[18]
-
-
-def _probe_process(pid: int) -> str | None:
-    """Return a constant if a process lives, None otherwise; used on systems without /proc."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        pass
-    return "alive"

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm import plotting
+from dkfm.core.display.text_tables import Row, Table
 from dkfm.core.rows import Array
-from dkfm.core.text_tables import Row, Table
 from dkfm.kernel_comparison import html_page
 from dkfm.kernel_comparison.tsne_embedding import Embedding
 from dkfm.kernels import Kernel, serialization

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from dkfm.core import html_cards
+from dkfm.core.display import html_cards
 from dkfm.core.frames import as_row_pair
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.errors import InvalidInputError, KernelError

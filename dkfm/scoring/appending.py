@@ -19,7 +19,7 @@ from dkfm.scoring import completion, marker, output_store
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import ChunkReceipt, Journal
 from dkfm.sources.base import Source
-from dkfm.sources.input_file_journal import (
+from dkfm.sources.parquet_files.journal import (
     FileStat,
     StoredNames,
     find_new_files,
@@ -27,7 +27,7 @@ from dkfm.sources.input_file_journal import (
     read_finished_count,
     write_file_stats,
 )
-from dkfm.sources.parquet_file_list import TableFiles
+from dkfm.sources.parquet_files.listing import TableFiles
 from dkfm.storage import store_metadata
 
 _MAX_RESCORED_CHUNKS = 16

@@ -12,19 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
-
-from dkfm.core import budget, chunking
+from dkfm.core import chunking
+from dkfm.core.display.quantities import format_seconds
 from dkfm.core.frames import validate_columns_argument
+from dkfm.core.trusted_functions import validate_trusted_argument
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import Executor, open_executor
-from dkfm.execution.job_input import open_input
+from dkfm.execution.job_input import ensure_rows_on_disk, open_input
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files.change_detection import Watch
-from dkfm.files.local import translate_write_errors
 from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_no_foreign_suffix
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
@@ -39,13 +38,8 @@ from dkfm.scoring.planning import Plan, WriteCopies
 from dkfm.scoring.receipts import ChunkReceipt
 from dkfm.scoring.tasks import HasIds, SharedTaskArguments
 from dkfm.sources.base import NamedColumns, Source
-from dkfm.sources.memory import FrameSource, MemorySource
-from dkfm.sources.npy import save_npy
-from dkfm.sources.opening import open_source
-from dkfm.sources.zarr import CsrCopySource
-from dkfm.storage import csr, remote_stores
+from dkfm.storage import remote_stores
 from dkfm.storage.model_store import Record, load_record
-from dkfm.storage.zarr_store import new_store
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -152,7 +146,7 @@ def open_job(
     if isinstance(model, Savable):
         trusted = serialization.function_paths(model.kernel_)
     else:
-        trusted = serialization.validate_trusted_argument(request.trusted)
+        trusted = validate_trusted_argument(request.trusted)
     with _ensure_model_on_disk(model) as path, open_executor(client) as executor, ExitStack() as stack:
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _resolve_outputs(request.output, record.model), _input_columns(request, record)
@@ -167,7 +161,7 @@ def open_job(
         require_disjoint(target, "output", [path, given.location])
         given, files = appending.order_input_files(given, existing, request.append)
         appends = files is not None and files.has_new
-        with change_detection.watch(given) as watch, _ensure_rows_on_disk(given, client) as shared:
+        with change_detection.watch(given) as watch, ensure_rows_on_disk(given, client) as shared:
             stamp = _read_unchanged_stamp(given)
             if existing is not None and chunk_rows is None and not appends:
                 chunk_rows = existing.chunk_rows
@@ -215,7 +209,7 @@ def _warn_about_small_chunks(plan: planning.Plan) -> None:
     enough = min(math.ceil(10 * plan.chunk_seconds / plan.row_seconds), plan.rows)
     warnings.warn(
         f"{plan.chunks:,} chunks of {plan.chunk_rows:,} rows are as many files, which alone take about "
-        f"{budget.format_seconds(plan.file_seconds)}; choose a chunk_rows (--chunk-rows) of {enough:,} or more, or "
+        f"{format_seconds(plan.file_seconds)}; choose a chunk_rows (--chunk-rows) of {enough:,} or more, or "
         "leave the choice to dkfm.",
         DkfmWarning,
         stacklevel=5,
@@ -371,29 +365,3 @@ def _ensure_model_on_disk(model: "str | Path | Savable") -> Iterator[Path]:
     ) as folder:
         copy(model).save(folder / "model")  # a copy: the estimator remembers where the user saved it
         yield folder / "model"
-
-
-@contextmanager
-def _ensure_rows_on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
-    """Yield the rows; write those in memory to disk if the workers of a cluster must read them."""
-    if client is None or not isinstance(rows, MemorySource):
-        yield rows
-        return
-    array = rows.array
-    parts = [array] if isinstance(array, np.ndarray) else [array.data, array.indices, array.indptr]
-    need = sum(part.nbytes for part in parts)
-    with temporary_folders.open_temporary_folder("rows", need=need, what="The rows for the workers") as folder:
-        if isinstance(rows, FrameSource) and rows.id_column is not None:
-            with translate_write_errors(folder):
-                rows.write_parquet(folder / "rows.parquet")
-            yield open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
-            return
-        if isinstance(array, np.ndarray):
-            with translate_write_errors(folder):
-                save_npy(folder / "rows.npy", array)
-            yield open_source(folder / "rows.npy")
-            return
-        with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
-            csr.write_csr(group, "rows", array)
-        windows = rows.max_nnz_per_row_window
-        yield CsrCopySource(folder / "rows.zarr", rows.shape, rows.float64s_per_row, windows, "rows")

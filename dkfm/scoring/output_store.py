@@ -17,7 +17,7 @@ from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns
 from dkfm.scoring.formats.id_array import DTYPES, MAX_TEXT_ROWS, IdArray
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
-from dkfm.sources.input_file_journal import FileStat, write_file_stats
+from dkfm.sources.parquet_files.journal import FileStat, write_file_stats
 from dkfm.storage import own_files, store_metadata, zarr_store
 from dkfm.storage.output_files import OutputLocation, output_at
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dkfm.core import budget, chunking
+from dkfm.core.display.quantities import format_bytes, format_seconds
 from dkfm.core.rows import estimate_float64s_per_row
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.algebra import needs_float64_block
@@ -137,7 +138,7 @@ class Plan:
         return json.dumps(asdict(self) | {"output_bytes": self.output_bytes, "seconds": self.seconds})
 
     def __str__(self) -> str:
-        size = budget.format_bytes
+        size = format_bytes
         lines = {
             "rows": f"{self.rows:,} of {self.columns:,} columns, to {self.width:,} columns of scores",
             "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
@@ -145,7 +146,7 @@ class Plan:
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
             "task": f"{size(self.task_bytes)} of memory, where a worker has {size(self.available_bytes)} for each",
             "model": f"{size(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
-            "time": f"about {budget.format_seconds(self.seconds)}",
+            "time": f"about {format_seconds(self.seconds)}",
         }
         return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
 

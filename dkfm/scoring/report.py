@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from dkfm.core import budget
+from dkfm.core.display.quantities import format_bytes
 from dkfm.errors import ClusterError, PartialOutputError
 from dkfm.execution.stage_log import describe_place, log_missing_extra, log_stage
 from dkfm.scoring.job_setup import ScoringJob
@@ -138,7 +138,7 @@ def log_scoring_start(job: ScoringJob, output: Output, chunks: int) -> None:
     log_stage(
         "score",
         f"{job.source.name}, {plan.rows:,} rows of {plan.columns:,} columns, into {output.root}: {chunks:,} of "
-        f"{plan.chunks:,} chunks of {plan.chunk_rows:,} rows and {budget.format_bytes(plan.chunk_bytes)}, on "
+        f"{plan.chunks:,} chunks of {plan.chunk_rows:,} rows and {format_bytes(plan.chunk_bytes)}, on "
         f"{describe_place(job.executor)}",
         seconds=plan.seconds,
         rows=plan.rows,

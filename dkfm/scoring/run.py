@@ -39,7 +39,7 @@ from dkfm.scoring.report import ScoreReport, log_chunk_check, log_scoring_start,
 from dkfm.scoring.tasks import find_sound_receipts, measure_plan, score_chunk
 from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
-from dkfm.sources.input_file_journal import write_file_stats
+from dkfm.sources.parquet_files.journal import write_file_stats
 
 if TYPE_CHECKING:
     from distributed import Client

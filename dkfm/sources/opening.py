@@ -15,7 +15,7 @@ from dkfm.sources.base import Source
 from dkfm.sources.csr_npz import NpzSource
 from dkfm.sources.memory import MemorySource, open_frame
 from dkfm.sources.npy import open_npy
-from dkfm.sources.parquet_file_list import has_wildcards
+from dkfm.sources.parquet_files.listing import has_wildcards
 from dkfm.sources.zarr import open_zarr
 
 _OPENERS: Mapping[str, Callable[[Location], Source]] = {".npy": open_npy, ".npz": NpzSource.open, ".zarr": open_zarr}

@@ -16,7 +16,7 @@ import numpy as np
 from sklearn.kernel_approximation import Nystroem, RBFSampler
 
 from dkfm import ExactFeatureMap, kernels
-from dkfm.core.text_tables import Table
+from dkfm.core.display.text_tables import Table
 
 SIGMAS = {"narrow": 3.0, "wide": 9.0}
 """Widths of the kernel; the median distance is 9."""

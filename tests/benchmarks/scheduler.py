@@ -27,7 +27,7 @@ import distributed
 
 from dkfm.bench.bench_environment import BenchEnvironment
 from dkfm.bench.calibration import measure_scheduler_seconds
-from dkfm.core.text_tables import Table
+from dkfm.core.display.text_tables import Table
 from dkfm.execution.clusters.connect import connect
 from dkfm.execution.clusters.current_client import fetch_workers
 from dkfm.execution.executors import ClientExecutor

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli import app, process
-from dkfm.core.terminal_output import escape_control_characters
+from dkfm.core.display.terminal_output import escape_control_characters
 from dkfm.errors import StoreError
 from dkfm.execution import lazy_scoring, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements

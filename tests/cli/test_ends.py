@@ -19,7 +19,7 @@ import dkfm
 from dkfm.cli import fit, process
 from dkfm.cli.app import main
 from dkfm.cli.process import _format_warning
-from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
+from dkfm.core.display.terminal_output import escape_control_characters, print_message, print_result
 from dkfm.errors import ClusterError, DkfmWarning, OutputError, SchedulerNameError, StoreError
 from dkfm.execution.clusters.connect import connect
 

@@ -12,7 +12,8 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 
 import dkfm
-from dkfm.core import html_cards
+from dkfm.core.display import html_cards
+from dkfm.core.display.quantities import format_bytes
 from dkfm.kernels import Constant, Function, Gaussian, Linear, Polynomial
 
 VOID = {"br", "input", "meta", "img", "hr", "link"}
@@ -97,7 +98,7 @@ def test_a_fitted_map_shows_its_rank_certificate_bytes_and_kernel(rows):
     assert page.cells["landmarks"] == f"{phi.model_.landmarks.shape[0]} x 3"
     assert page.cells["certificate"] == str(phi.certificate_)
     assert page.cells["precision"] == "float32"
-    assert page.cells["size"] == f"{dkfm.core.budget.format_bytes(phi.model_.nbytes)} in memory"
+    assert page.cells["size"] == f"{format_bytes(phi.model_.nbytes)} in memory"
     assert "saved as" not in page.cells
 
 

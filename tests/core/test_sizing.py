@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.core.budget import format_bytes, format_seconds
 from dkfm.core.chunking import MAX_CHUNKS
+from dkfm.core.display.quantities import format_bytes, format_seconds
 from dkfm.core.sizing import _PLANNED_SHARE, Constants, sizing
 from dkfm.errors import BudgetError, InvalidInputError
 from dkfm.execution.memory import _SPILL_SHARE, thread_budget

@@ -15,6 +15,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.cli.app import main
 from dkfm.core import budget, cpus
+from dkfm.core.display.quantities import format_seconds
 from dkfm.errors import BudgetError, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting import pca
 from dkfm.execution import memory
@@ -177,7 +178,7 @@ def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(
     assert stored.disk_bytes > 8 * n * n
     assert "in memory" in dense.method
     assert dense.memory_bytes > 8 * n * n
-    assert f"on disk: about {budget.format_seconds(stored.seconds)}, " in str(plan)
+    assert f"on disk: about {format_seconds(stored.seconds)}, " in str(plan)
     assert json.loads(plan.to_json())["alternatives"][0]["disk_bytes"] == stored.disk_bytes
     kept = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN, workspace=tmp_path), (n, 50))
     assert kept.method == "20 eigenvectors by products with the Gram matrix on disk"

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import scipy.sparse as sp
 
-from dkfm.sources import chunk_cache, csr_npz, parquet, parquet_footers
+from dkfm.sources import chunk_cache, csr_npz, parquet
+from dkfm.sources.parquet_files import footers
 from helpers.parquet_files import table
 
 
@@ -15,7 +16,7 @@ def fresh():
     csr_npz.clear_unpacked()
     chunk_cache.clear_chunks()
     parquet._cached_layouts.remove_matching()
-    parquet_footers._cached_metadata.cache_clear()
+    footers._cached_metadata.cache_clear()
 
 
 def parquet_bytes(data, group_rows=100, **options):

@@ -12,6 +12,7 @@ from distributed import Client
 import dkfm
 from dkfm import kernels
 from dkfm.cli.app import main
+from dkfm.core import trusted_functions
 from dkfm.errors import InvalidInputError, KernelError, UntrustedError
 from dkfm.kernels import serialization
 from helpers.cluster_process import start_cluster
@@ -202,7 +203,7 @@ def test_a_function_that_raises_is_one_sentence_on_the_command_line(module, here
 @pytest.mark.parametrize("path", ["theirs:number", "theirs:none", "nowhere:f", "theirs:", ":f", ".x:f"])
 def test_a_path_that_leads_to_no_function_is_refused(path, module):
     with pytest.raises(KernelError, match=r"cannot be imported here|is not a function"):
-        serialization.import_function(path)
+        trusted_functions.import_function(path)
 
 
 @pytest.mark.slow

@@ -16,8 +16,9 @@ import dkfm
 from dkfm.cli.app import main
 from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, StoreExistsError
 from dkfm.scoring import appending, output_store
-from dkfm.sources import input_file_journal, parquet
-from dkfm.sources.input_file_journal import read_file_stats
+from dkfm.sources import parquet
+from dkfm.sources.parquet_files import journal
+from dkfm.sources.parquet_files.journal import read_file_stats
 from dkfm.storage.output_files import LocalOutput
 from helpers.growing_folder import GrowingFolder
 
@@ -176,11 +177,11 @@ def test_a_count_of_finished_files_that_is_none_is_not_known(folder):
     folder.add(m=5).score()
     output = output_store.find_output(folder.root / "out")
     for count in (-1, True, 1.0, "1", None):
-        input_file_journal.write_file_stats(output.output_location, output.creation_id, [("m", 1, 2)], count)
-        assert input_file_journal.read_finished_count(output.output_location, output.creation_id) is None
-    input_file_journal.write_file_stats(output.output_location, output.creation_id, [("m", 1, 2)], 1)
-    assert input_file_journal.read_finished_count(output.output_location, output.creation_id) == 1
-    assert input_file_journal.read_finished_count(output.output_location, "0" * 32) is None
+        journal.write_file_stats(output.output_location, output.creation_id, [("m", 1, 2)], count)
+        assert journal.read_finished_count(output.output_location, output.creation_id) is None
+    journal.write_file_stats(output.output_location, output.creation_id, [("m", 1, 2)], 1)
+    assert journal.read_finished_count(output.output_location, output.creation_id) == 1
+    assert journal.read_finished_count(output.output_location, "0" * 32) is None
 
 
 @pytest.mark.parametrize("output", ["out", "out.parquet"])
@@ -298,7 +299,7 @@ def test_a_name_that_leads_out_of_the_folder_is_no_file_of_it(folder):
     folder.add(m=25).score()
     output = output_store.read_output(folder.root / "out")
     (folder.root / "b.parquet").write_bytes((folder.root / "in" / "m.parquet").read_bytes())
-    input_file_journal.write_file_stats(output.output_location, output.creation_id, [("../b.parquet", 1, 2)])
+    journal.write_file_stats(output.output_location, output.creation_id, [("../b.parquet", 1, 2)])
     with pytest.raises(InvalidInputError, match=r"has lost \.\./b\.parquet"):
         folder.score()
     with pytest.raises(InvalidInputError, match=r"has no \.\./b\.parquet, whose rows"):
@@ -313,13 +314,13 @@ def test_the_id_of_an_output_leads_to_no_file_out_of_it(folder):
     for hostile in ("../../away", "/etc/passwd", "x" * 32, ""):
         assert read_file_stats(output.output_location, hostile) is None
         with pytest.raises(DamagedStoreError, match="which dkfm gives to none"):
-            input_file_journal.write_file_stats(output.output_location, hostile, stats)
+            journal.write_file_stats(output.output_location, hostile, stats)
     assert (folder.root / "away-000000.json").read_text() == "{}"
 
 
 @pytest.mark.slow
 def test_many_files_are_noted_in_several_segments(folder, monkeypatch):
-    monkeypatch.setattr(input_file_journal, "_FILES_PER_SEGMENT", 2)
+    monkeypatch.setattr(journal, "_FILES_PER_SEGMENT", 2)
     folder.add(m=5, n=5, o=5, p=5, q=5).score()
     folder.add(a=5).score()
     folder.check()

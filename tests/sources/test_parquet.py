@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from dkfm.errors import InvalidInputError
 from dkfm.files.object_store import Remote
-from dkfm.sources import chunk_cache, parquet, parquet_footers
+from dkfm.sources import chunk_cache, parquet
 from dkfm.sources.base import read_finite
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet import ParquetSource
+from dkfm.sources.parquet_files import footers, row_groups
 from helpers.parquet_files import refusal, table, write
 
 
@@ -188,7 +189,7 @@ def test_names_with_dots_are_those_of_columns_and_not_of_their_parts(tmp_path):
     ids=lambda ids: str(ids.type),
 )
 def test_ids_of_any_plain_type_are_read_beside_the_rows(ids, rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "_BATCH_VALUES", 30)
+    monkeypatch.setattr(row_groups, "_BATCH_VALUES", 30)
     for part in (0, 1):
         half = slice(500 * part, 500 * (part + 1))
         write(tmp_path / f"{part}.parquet", table(rows[half]).add_column(part, "id", ids[half.start : half.stop]))
@@ -245,9 +246,9 @@ def test_float32_is_read_as_it_is_only_where_all_columns_are_and_it_is_asked_for
 
 def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew(rows, tmp_path, monkeypatch):
     path = write(tmp_path / "x.parquet", rows, 400)
-    source, groups, decode = ParquetSource.open(path), [], parquet._decode_group_into_array
+    source, groups, decode = ParquetSource.open(path), [], row_groups._decode_group_into_array
     monkeypatch.setattr(
-        parquet,
+        row_groups,
         "_decode_group_into_array",
         lambda file, table, group, out: groups.append(group) or decode(file, table, group, out),
     )
@@ -265,9 +266,9 @@ def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew
 def test_row_groups_of_a_file_are_decoded_from_one_opening_of_it(rows, tmp_path, monkeypatch):
     for number in range(3):
         write(tmp_path / "x" / f"{number}.parquet", rows, 90)
-    opened, open_parquet_file = [], parquet.parquet_footers.open_parquet_file
+    opened, open_parquet_file = [], row_groups.open_parquet_file
     monkeypatch.setattr(
-        parquet.parquet_footers,
+        row_groups,
         "open_parquet_file",
         lambda table, group, **options: (
             opened.append(table.group_file(group).location.name) or open_parquet_file(table, group, **options)
@@ -288,11 +289,11 @@ def test_one_thread_at_a_time_decodes_small_row_groups_on_disk(place, group_rows
     write(path, rows, group_rows)
     if place != "local":
         Remote(place).replace("", path.read_bytes())
-    held, decode = [], parquet._decode_files_into_arrays
+    held, decode = [], row_groups._decode_files_into_arrays
     monkeypatch.setattr(
-        parquet,
+        row_groups,
         "_decode_files_into_arrays",
-        lambda *arguments: held.append(parquet._small_groups_lock.locked()) or decode(*arguments),
+        lambda *arguments: held.append(row_groups._small_groups_lock.locked()) or decode(*arguments),
     )
     source = open_source(path if place == "local" else place)
     np.testing.assert_array_equal(source.read(slice(0, 5_000)), rows[:5_000])
@@ -315,15 +316,15 @@ def test_near_columns_of_an_object_are_one_request(columns, requests, tmp_path, 
 def test_small_footers_are_not_read_again_with_the_rows(kept, read_again, rows, tmp_path, monkeypatch):
     for number, group_rows in enumerate((1_000, 100, 1_000)):
         write(tmp_path / "x" / f"{number}.parquet", rows, group_rows)
-    footers = [pq.read_metadata(tmp_path / "x" / f"{number}.parquet") for number in range(3)]
-    sizes = [10_000 + 2_000 * one.num_columns * one.num_row_groups for one in footers]
+    metadata = [pq.read_metadata(tmp_path / "x" / f"{number}.parquet") for number in range(3)]
+    sizes = [10_000 + 2_000 * one.num_columns * one.num_row_groups for one in metadata]
     assert sizes[1] > 2 * sizes[0] == 2 * sizes[2]
-    parquet_footers._cached_metadata.cache_clear()
-    monkeypatch.setattr(parquet_footers, "KEPT_FOOTER_BYTES", 3 * int(kept * sizes[1]))
+    footers._cached_metadata.cache_clear()
+    monkeypatch.setattr(footers, "KEPT_FOOTER_BYTES", 3 * int(kept * sizes[1]))
     source = ParquetSource.open(tmp_path / "x")
     for _ in range(2):
         np.testing.assert_array_equal(source.read(slice(0, 3 * len(rows))), np.concatenate([rows] * 3))
-    assert parquet_footers._cached_metadata.cache_info().misses == read_again
+    assert footers._cached_metadata.cache_info().misses == read_again
     assert source.cached_bytes == (3 * sizes[1] if kept == 0 else sum(sizes)), "each footer counts"
 
 

@@ -15,9 +15,9 @@ import zarr
 import dkfm
 from dkfm.errors import InvalidInputError
 from dkfm.files.object_store import Remote
-from dkfm.sources import parquet
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet import ParquetSource
+from dkfm.sources.parquet_files import row_groups
 from helpers.parquet_files import refusal, write
 
 
@@ -71,15 +71,15 @@ def test_an_absurd_row_group_is_refused_before_it_is_decoded(rows, tmp_path, mon
     path = write(tmp_path / "x.parquet", rows, 1000, use_dictionary=False, compression=None)
     size = pq.read_metadata(path).row_group(0).column(1).total_uncompressed_size
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", decoding)
-    monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 3 * size)
+    monkeypatch.setattr(row_groups, "_MAX_GROUP_BYTES", 3 * size)
     with pytest.raises(AssertionError):
         ParquetSource.open(path).read(slice(0, 1000))
-    monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 3 * size - 1)
+    monkeypatch.setattr(row_groups, "_MAX_GROUP_BYTES", 3 * size - 1)
     for part in (slice(0, 1000), slice(0, 10)):
         with pytest.raises(InvalidInputError, match="write it in smaller row groups"):
             ParquetSource.open(path).read(part)
-    monkeypatch.setattr(parquet, "_sum_declared_bytes", lambda *_: 0)
-    monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 3 * 8 * 1000 - 1)
+    monkeypatch.setattr(row_groups, "_sum_declared_bytes", lambda *_: 0)
+    monkeypatch.setattr(row_groups, "_MAX_GROUP_BYTES", 3 * 8 * 1000 - 1)
     with pytest.raises(InvalidInputError, match="takes 24000 bytes"):
         ParquetSource.open(path).read(slice(0, 10))  # no array is made for the rows that a footer promises
 
@@ -227,9 +227,10 @@ def test_a_process_that_is_forked_during_a_read_reads(tmp_path):
     write(tmp_path / "x.parquet", np.ones((50, 3)), 10)
     code = """
         import os, signal
-        from dkfm.sources import opening, parquet
+        from dkfm.sources import opening
+        from dkfm.sources.parquet_files import row_groups
         source = opening.open_source("x.parquet")
-        with parquet._small_groups_lock:
+        with row_groups._small_groups_lock:
             child = os.fork()
         if child == 0:
             signal.alarm(60)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources import parquet
-from dkfm.sources.input_file_journal import StoredNames
 from dkfm.sources.opening import open_source
-from dkfm.sources.parquet_file_list import TableFiles
+from dkfm.sources.parquet_files.journal import StoredNames
+from dkfm.sources.parquet_files.listing import TableFiles
 from helpers.parquet_files import refusal, table, write
 
 FILES = ["country=de/city=Bad%20Honnef/a.parquet", "country=de/city=Ulm/a.parquet", "country=fr/city=Lyon/a.parquet"]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from dkfm.core import budget, html_cards
+from dkfm.core.display import html_cards
+from dkfm.core.display.quantities import format_bytes
 from dkfm.numerics.model import Model
 
 
@@ -51,7 +52,7 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
             "landmarks": f"{rows:,} x {columns:,}{sparsity}",
             **fitted,
             "precision": str(model.dtype),
-            "size": f"{budget.format_bytes(model.nbytes)} in memory",
+            "size": f"{format_bytes(model.nbytes)} in memory",
             "saved as": self._saved_location or "",
         }
         return html_cards.html_card(

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dkfm.core import budget
+from dkfm.core.display.quantities import format_bytes, format_seconds
 from dkfm.execution import memory
 
 
@@ -71,7 +72,7 @@ class FitPlan:
         return json.dumps(asdict(self))
 
     def __str__(self) -> str:
-        size = budget.format_bytes
+        size = format_bytes
         limit = ", estimated from a sample of the rows" if self.is_forecast else " at most"
         peak = f", up to {size(self.peak_bytes)}" if self.peak_bytes > self.memory_bytes else ""
         lines = [
@@ -80,13 +81,13 @@ class FitPlan:
             ("memory", f"{size(self.memory_bytes)}{peak}; {size(self.available_bytes)} are available"),
             ("disk", f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model"),
             ("model", f"{size(self.model_bytes)}{'' if self.is_forecast else ' at most'}"),
-            ("time", f"about {budget.format_seconds(self.seconds)}"),
+            ("time", f"about {format_seconds(self.seconds)}"),
         ]
         if self.task_bytes:
             lines.append(("task", f"{size(self.task_bytes)} of memory on a worker"))
         for other in self.alternatives:
             disk = f", {size(other.disk_bytes)} of disk" if other.disk_bytes else ""
-            cost = f"{budget.format_seconds(other.seconds)}, {size(other.memory_bytes)} of memory{disk}"
+            cost = f"{format_seconds(other.seconds)}, {size(other.memory_bytes)} of memory{disk}"
             fits = "" if other.memory_bytes <= self.available_bytes else ", more than available"
             lines.append(("or", f"{other.method}: about {cost}{fits}"))
         return "\n".join(f"{name:<7} {line}" for name, line in lines)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
+from dkfm.core.trusted_functions import validate_trusted_argument
 from dkfm.errors import StoreError, UnsupportedStoreError, extract_reason
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.components import StoredComponents
@@ -11,7 +12,6 @@ from dkfm.estimators.stored.discriminants import StoredDiscriminants
 from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.folded import StoredFold
 from dkfm.estimators.stored.ridge import StoredRidge, StoredRidgeClassifier
-from dkfm.kernels.serialization import validate_trusted_argument
 from dkfm.storage import remote_stores
 from dkfm.storage.model_store import Record
 

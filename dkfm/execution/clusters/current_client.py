@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkfm.core.terminal_output import print_message
+from dkfm.core.display.terminal_output import print_message
 from dkfm.errors import ClusterError, InvalidInputError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from dkfm import kernels
 from dkfm.errors import InvalidInputError, UnreachableError
 from dkfm.files import fsspec_access
 from dkfm.files.object_store import Remote
-from dkfm.sources import parquet, parquet_footers
 from dkfm.sources.csr_npz import NpzSource
 from dkfm.sources.opening import open_source
+from dkfm.sources.parquet_files import footers, row_groups
 from helpers.s3_server import SECRET, one_sentence, put
 from helpers.s3_tables import dense, fresh, npz_bytes, parquet_bytes, split, table
 
@@ -37,9 +37,7 @@ MEANWHILE = {
     "all row groups": lambda source: source.read(slice(0, 1000)),
     "ids": lambda source: source.read_ids(slice(400, 500)),
     "ids of the first batch": lambda source: source.read_ids(slice(400, 410)),
-    "a footer that is not kept": lambda source: (
-        parquet_footers._cached_metadata.cache_clear() or source.read(slice(400, 500))
-    ),
+    "a footer that is not kept": lambda source: footers._cached_metadata.cache_clear() or source.read(slice(400, 500)),
     "a table that is not kept": lambda source: fresh() or source.read(slice(400, 500)),
     "an opening": lambda source: open_source(source.name, id_column="id"),
 }
@@ -61,7 +59,7 @@ def replace_before_a_read(monkeypatch, place, data):
 @pytest.mark.parametrize("other", ["values", "names", "nothing"])
 def test_rows_of_an_object_that_is_replaced_while_it_is_read_are_never_given(what, other, place, rows, monkeypatch):
     # Of the same length: nothing but the object's ETag tells them apart.
-    monkeypatch.setattr(parquet, "_BATCH_VALUES", 30)
+    monkeypatch.setattr(row_groups, "_BATCH_VALUES", 30)
     place, ids = place.join("x.parquet"), pa.array(range(1000))
     before = parquet_bytes(table(rows).append_column("id", ids), **PLAIN)
     after = {

@@ -12,8 +12,8 @@ from dkfm import errors
 from dkfm.errors import DamagedStoreError, DkfmError, InvalidInputError, KernelError
 from dkfm.execution.clusters import slurm_config
 from dkfm.kernels import Linear, PowerSeries, serialization
-from dkfm.sources import parquet, parquet_footers
 from dkfm.sources.parquet import ParquetSource
+from dkfm.sources.parquet_files import footers, row_groups
 from dkfm.storage import json_reading
 
 LINEAR = {"name": "linear"}
@@ -104,14 +104,14 @@ def test_ids_are_those_that_were_written(kind, dictionary, tmp_path):
 
 def test_a_column_that_says_it_has_more_than_its_rows_is_refused(tmp_path, monkeypatch):
     source = ids_of(tmp_path, ["a"] * 100, pa.string(), False)
-    monkeypatch.setattr(parquet, "_sum_declared_bytes", lambda *_: parquet._COLUMN_BYTES + 41 * 100)
+    monkeypatch.setattr(row_groups, "_sum_declared_bytes", lambda *_: row_groups._COLUMN_BYTES + 41 * 100)
     with pytest.raises(InvalidInputError, match="at most"):
         source.read(slice(0, 100))
 
 
 def test_a_footer_of_any_length_is_not_read(tmp_path, monkeypatch):
     ids_of(tmp_path, ["a"] * 100, pa.string(), False)
-    monkeypatch.setattr(parquet_footers, "_MAX_FOOTER_BYTES", 100)
+    monkeypatch.setattr(footers, "_MAX_FOOTER_BYTES", 100)
     with pytest.raises(InvalidInputError, match="a part of it is longer than 100 bytes"):
         ParquetSource.open(tmp_path / "x.parquet")
 

@@ -125,7 +125,7 @@ OTHERS = {
     ("memory", "read_text"),  # of /proc and /sys
     ("cpus", "read_text"),
     ("machine", "read_text"),
-    ("temporary_folders", "read_text"),
+    ("process_records", "read_text"),
     ("training_data", "memmap"),  # a Gram matrix in a file of our own that has no name
 }
 

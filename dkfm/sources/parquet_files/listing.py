@@ -14,7 +14,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.files.change_detection import digest_file_stats, get_stamp_times
 from dkfm.files.location import Location, is_remote, join, open_location, read_size_and_stamp
 from dkfm.files.object_store import Remote
-from dkfm.sources.input_file_journal import FileStat, StoredNames
+from dkfm.sources.parquet_files.journal import FileStat, StoredNames
 
 _WILDCARDS = "*?["
 """Characters that make a part of a path a pattern."""

@@ -19,7 +19,7 @@ from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, Unreach
 from dkfm.files.arrow_files import RangeReader, reopen_natively
 from dkfm.files.local import ReadSizeLimitedReader
 from dkfm.files.location import Location, open_unbuffered
-from dkfm.sources.parquet_file_list import TableFile, TableFiles, find_partition_value
+from dkfm.sources.parquet_files.listing import TableFile, TableFiles, find_partition_value
 
 try:
     import pyarrow as pa
@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
-__all__ = [  # listed, because `parquet` imports pyarrow from here
+__all__ = [  # listed, because other modules import pyarrow from here
     "TableLayout",
     "compute",
     "dictionary_decode_ids",

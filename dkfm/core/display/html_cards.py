@@ -37,7 +37,7 @@ def html_card(title: str, kernel: str, facts: Mapping[str, str]) -> str:
 
     Examples
     --------
-    >>> from dkfm.core.html_cards import html_card
+    >>> from dkfm.core.display.html_cards import html_card
     >>> html_card("KernelPCA", "Linear()", {"rows": "a < b"}).endswith("<td>a &lt; b</td></tr></tbody></table>")
     True
     """
@@ -52,7 +52,7 @@ def html_formula(kernel: str) -> str:
 
     Examples
     --------
-    >>> from dkfm.core.html_cards import html_formula
+    >>> from dkfm.core.display.html_cards import html_formula
     >>> html_formula("0.5 * (Linear() + Gaussian(sigma=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0))) ** 2")
     '0.5 · (Linear() + Gaussian(sigma=(1.0, 2.0, …, 6.0)))<sup>2</sup>'
     """
