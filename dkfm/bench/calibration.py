@@ -148,10 +148,7 @@ def measure_scheduler_seconds(site: BenchEnvironment, tasks: int) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DkfmWarning)  # of chunks of one row: none is written
         with open_job(model, source, request, site.client) as job:
-            digest, plan = job.loaded_model.digest, job.plan
-            work = SharedTaskArguments(
-                job.model_path, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
-            )
+            work = job.make_task_arguments(job.output)
             numbered = ((work, number) for number in range(tasks))
             before = _read_scheduler_cpu_seconds(site.client)
             run_tasks(job.executor, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)

@@ -19,6 +19,7 @@ from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.mixins.scoring import ScoringMixin
 from dkfm.estimators.mixins.transformer import ModelTransformerMixin
 from dkfm.estimators.stored.base import StoredEstimator
+from dkfm.estimators.stored.class_labels import classes_to_json
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.streamed_rows import SourceRows, StreamedRows
 from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame
@@ -217,6 +218,8 @@ class KernelEstimator(ScoringMixin):
             "numbers": {name: float(values[f"{name}_"]) for name in self._list_fitted_names(names.numbers)},
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
+        if "classes_" in values:
+            fitted |= classes_to_json(values["classes_"])
         return Record(type(self).__name__, self._params_at_fit, fitted, self._fitted_arrays(), self.model_)
 
     def _fitted_arrays(self) -> dict[str, Array]:

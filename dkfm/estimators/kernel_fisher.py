@@ -22,7 +22,7 @@ from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.stored.base import StoredEstimator
-from dkfm.estimators.stored.class_labels import Labels, classes_to_json
+from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.discriminants import StoredDiscriminants
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.execution.lazy_scoring import set_dashboard_name
@@ -30,7 +30,6 @@ from dkfm.gram import training_data
 from dkfm.gram.streamed_rows import SourceRows
 from dkfm.gram.training_data import Indices
 from dkfm.kernels import KernelSpec
-from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -351,16 +350,6 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         chunks, meta = (decision.chunks[0], (len(self.classes_),)), np.empty((0, 0), decision.dtype)
         log_probabilities: da.Array = da.map_blocks(_log_probabilities, decision, chunks=chunks, meta=meta)
         return log_probabilities
-
-    def _to_record(self) -> Record:
-        record = super()._to_record()
-        return Record(
-            record.estimator,
-            record.parameters,
-            {**record.fitted, **classes_to_json(self.classes_)},
-            record.extra_arrays,
-            record.model,
-        )
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -24,7 +24,8 @@ from dkfm.gram import training_data
 from dkfm.gram.fit_checkpoints import keep_states_until_end
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
-from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions, Weighting
+from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions
+from dkfm.numerics.weighting import Weighting
 
 if TYPE_CHECKING:
     import dask.array as da

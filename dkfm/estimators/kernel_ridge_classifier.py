@@ -16,10 +16,9 @@ from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, f
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.ridge import GivenTargets
 from dkfm.estimators.kernel_ridge import RidgeEstimator
-from dkfm.estimators.stored.class_labels import Labels, classes_to_json
+from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge, StoredRidgeClassifier
 from dkfm.kernels import KernelSpec
-from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -176,11 +175,6 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
     def predict(self, X: object) -> Predictions:
         """Return the class labels (n,) of rows X (n, d), by the largest prediction; lazily for dask collections."""
         return codes_to_labels(self._compute_output("predict", X), self.classes_)
-
-    def _to_record(self) -> Record:
-        record = super()._to_record()
-        fitted = {**record.fitted, **classes_to_json(self.classes_)}
-        return Record(record.estimator, record.parameters, fitted, record.extra_arrays, record.model)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

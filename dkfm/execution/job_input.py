@@ -25,6 +25,7 @@ from dkfm.core.frames import (
     is_dask_collection,
     validate_columns_argument,
 )
+from dkfm.core.rows import Rows
 from dkfm.errors import ClusterError, DkfmError, InvalidInputError, extract_reason
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import temporary_folders
@@ -32,7 +33,7 @@ from dkfm.files.local import translate_write_errors
 from dkfm.sources.base import Source
 from dkfm.sources.blocks import BlockRows, FrameBlockRows, WrittenBlock, block_name, write_block
 from dkfm.sources.memory import FrameSource, MemorySource
-from dkfm.sources.npy import save_npy
+from dkfm.sources.npy import NpySource, save_npy
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import CsrCopySource
 from dkfm.storage import csr
@@ -108,15 +109,19 @@ def ensure_rows_on_disk(rows: Source, client: "Client | None") -> Iterator[Sourc
                 rows.write_parquet(folder / "rows.parquet")
             yield open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
             return
-        if isinstance(array, np.ndarray):
-            with translate_write_errors(folder):
-                save_npy(folder / "rows.npy", array)
-            yield open_source(folder / "rows.npy")
-            return
-        with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
-            csr.write_csr(group, "rows", array)
-        windows = rows.max_nnz_per_row_window
-        yield CsrCopySource(folder / "rows.zarr", rows.shape, rows.float64s_per_row, windows, "rows")
+        yield write_rows(array, folder / "rows")
+
+
+def write_rows(rows: Rows, path: Path) -> Source:
+    """Write rows to a new .npy file, or CSR rows to a store, and return what reads them."""
+    with translate_write_errors(path):
+        if isinstance(rows, np.ndarray):
+            save_npy(path, rows)
+            return NpySource.open(path)
+        with new_store(path, "rows", {}, csr.array_names("rows")) as group:
+            csr.write_csr(group, "rows", rows)
+    source = MemorySource(rows)
+    return CsrCopySource(path, source.shape, source.float64s_per_row, source.max_nnz_per_row_window, "rows")
 
 
 def _split_array(X: Any, name: str) -> tuple[list[Any], int]:

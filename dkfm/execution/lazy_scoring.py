@@ -67,7 +67,18 @@ class EmbeddedModel:
         return get_scorer(self.token, lambda: prepare_compact_scorer(self._model))
 
 
-class TemporaryModelStore:
+class _TemporaryModelReference:
+    """Refer to a stored model on a worker by path, digest, and the user's functions that its kernel may import."""
+
+    def __init__(self, path: str, digest: str, trusted: tuple[str, ...], streams_weights: bool) -> None:
+        self._path, self._digest, self._trusted, self._streams_weights = path, digest, trusted, streams_weights
+
+    def scorer(self) -> Scorer:
+        """Return the prepared model; a process reads it once."""
+        return get_saved_scorer(self._path, self._digest, self._trusted, self._streams_weights)
+
+
+class TemporaryModelStore(_TemporaryModelReference):
     """Keep a model in a temporary store, for as long as an estimator or a graph refers to it.
 
     Once it was sent to a worker, the store lives as long as this process: results persisted on the cluster may need it
@@ -86,30 +97,18 @@ class TemporaryModelStore:
         )
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
-        self._path = str(folder.path / "model")
-        self._digest = save_record(Path(self._path), record)
-        self._trusted = serialization.function_paths(record.model.kernel)
-        self._streams_weights = record.model.n_stored_head_elements > 0  # they were left on disk here too
+        path = folder.path / "model"
+        super().__init__(
+            str(path),
+            save_record(path, record),
+            serialization.function_paths(record.model.kernel),
+            record.model.n_stored_head_elements > 0,  # they were left on disk here too
+        )
 
-    def __reduce__(self) -> tuple[type["_TemporaryModelReference"], tuple[str, str, tuple[str, ...], bool]]:
+    def __reduce__(self) -> tuple[type[_TemporaryModelReference], tuple[str, str, tuple[str, ...], bool]]:
         # A copy on a worker must not remove the files when it is collected, and may live longer than this object.
         self._remove.detach()
         return _TemporaryModelReference, (self._path, self._digest, self._trusted, self._streams_weights)
-
-    def scorer(self) -> Scorer:
-        """Return the prepared model; a process reads it once."""
-        return get_saved_scorer(self._path, self._digest, self._trusted, self._streams_weights)
-
-
-class _TemporaryModelReference:
-    """Refer to a stored model on a worker by path, digest, and the user's functions that its kernel may import."""
-
-    def __init__(self, path: str, digest: str, trusted: tuple[str, ...], streams_weights: bool) -> None:
-        self._path, self._digest, self._trusted, self._streams_weights = path, digest, trusted, streams_weights
-
-    def scorer(self) -> Scorer:
-        """Return the prepared model; a process reads it once."""
-        return get_saved_scorer(self._path, self._digest, self._trusted, self._streams_weights)
 
 
 def model_for_graph(record: Record, workspace: str | Path | None) -> SharedModel:

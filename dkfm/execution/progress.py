@@ -118,12 +118,12 @@ def step_bar(name: str, total: int | None, unit: str, shown: bool) -> AbstractCo
     return _bar(name, total, unit, MIN_SECONDS, None, shown)
 
 
-def show_elapsed_bar(name: str, seconds: float, shown: bool) -> AbstractContextManager[Bar]:
+def show_elapsed_bar(seconds: float, shown: bool) -> AbstractContextManager[Bar]:
     """Return a line with the predicted `seconds` of one blocking call, which reports no progress, and its elapsed time.
 
     There is no line below two seconds, without a terminal, or if the user does not want one (`shown`).
     """
-    description = f"{name}, about {format_seconds(seconds)}"
+    description = f"dkfm-root, about {format_seconds(seconds)}"
     # LAPACK holds the interpreter's lock, so no thread could update a bar meanwhile.
     return _bar(description, None, "", 0.0, "{desc}: {elapsed}", shown and seconds >= MIN_SECONDS)
 

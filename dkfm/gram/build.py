@@ -31,16 +31,16 @@ from dkfm.files.change_detection import Watch
 from dkfm.files.local import as_local_path
 from dkfm.files.location import require_disjoint
 from dkfm.gram.gram_log import log_gram
+from dkfm.gram.shared_arrays import make_worker_requirements
 from dkfm.gram.stored_gram import StoredGram, disk_bytes, existing_bytes
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.kernels.serialization import is_code_free
-from dkfm.sources.base import NamedColumns, Source, digest_rows, read_finite
+from dkfm.sources.base import Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import CsrCopySource, ZarrSource
-from dkfm.storage import csr, own_files, store_metadata, zarr_store
-from dkfm.storage.output_files import LocalOutput
+from dkfm.storage import csr, own_files, raw_chunk_reader, store_metadata, zarr_store
 from dkfm.storage.zarr_store import ZarrArray
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def build_gram(
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tile_indices(n, rows))
             log_gram(kernel, source, len(pairs), f"in {root}", executor, rows)
-            requirements = _make_worker_requirements(root, source if readable is source else None, need)
+            requirements = make_worker_requirements(root, source if readable is source else None, need)
             with nullcontext() if client is None else worker_checks.exclude_unfit_with_probe(executor, requirements):
                 checked = None if client is None else requirements
                 tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
@@ -162,13 +162,6 @@ def _discard_if_rows_changed(root: Path, watch: Watch, source: Source, identity:
         f"{source.name} changed while it was read, so that the tiles of {root} were of two inputs and are removed; "
         "build it again."
     )
-
-
-def _make_worker_requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
-    """Return what tile tasks need of a worker: the store, the rows unless they are in the store, and memory."""
-    probe, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
-    versions = worker_checks.local_versions(tables=isinstance(source, NamedColumns))
-    return WorkerRequirements(LocalOutput(root), probe, probe.encode(), versions, task_bytes, 0, source, stamp)
 
 
 def _resolve_kernel(spec: KernelSpec, source: Source) -> Kernel:
@@ -283,30 +276,19 @@ def write_tile(
     require_fit_worker(requirements)
     n, (i, j) = source.shape[0], pair
     row, column = chunking.row_slice(i, n, tile_rows), chunking.row_slice(j, n, tile_rows)
-    array = zarr_store.open_array(Path(root), "gram")
-    images = [(pair, row, column)] if i == j else [(pair, row, column), ((j, i), column, row)]
-    missing = [image for image in images if not _is_sound(array, root, *image)]
+    array, images = Path(root) / "gram", [pair] if i == j else [pair, (j, i)]
+    missing = [image for image in images if not raw_chunk_reader.has_intact_chunk(array, image, (tile_rows, tile_rows))]
     if missing:
         X = read_finite(source, row)
         Y = X if i == j else read_finite(source, column)
         with single_blas_thread():
             block = evaluate_block(kernel, X, Y, (row.start, column.start))
-        for image, _, _ in missing:
-            zarr_store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
+        for image in missing:
+            zarr_store.write_chunk(array, image, block if image == pair else block.T)
     with local.translate_write_errors(Path(root)):
-        for image, _, _ in (image for image in images if image not in missing):
-            zarr_store.sync_chunk(Path(root) / "gram", image)  # a killed build may not have synced it
+        for image in (image for image in images if image not in missing):
+            zarr_store.sync_chunk(array, image)  # a killed build may not have synced it
     return pair
-
-
-def _is_sound(array: ZarrArray, root: str, pair: tuple[int, int], row: slice, column: slice) -> bool:
-    """Return whether the file of a tile exists, its checksum is right, and every value is finite."""
-    if not (Path(root) / "gram" / "c" / str(pair[0]) / str(pair[1])).exists():
-        return False
-    try:
-        return bool(np.isfinite(array[row, column]).all())
-    except (ValueError, RuntimeError, OSError):
-        return False
 
 
 def compute_driver_gram(

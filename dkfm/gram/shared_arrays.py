@@ -2,24 +2,20 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dkfm.core import budget
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Rows
 from dkfm.execution import memory, worker_checks
 from dkfm.execution.executors import Executor
+from dkfm.execution.job_input import write_rows
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local, temporary_folders
 from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.memory import MemorySource
-from dkfm.sources.npy import NpySource, save_npy
-from dkfm.sources.zarr import CsrCopySource
-from dkfm.storage import csr, zarr_store
 from dkfm.storage.output_files import LocalOutput
 
 
@@ -39,25 +35,11 @@ class SharedArrays:
             yield MemorySource(rows)
             return
         path = self.folder / uuid.uuid4().hex
-        source = _write_dense(rows, path) if isinstance(rows, np.ndarray) else _write_sparse(rows, path)
+        source = write_rows(rows, path)
         try:
             yield source
         finally:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _write_dense(rows: Array, path: Path) -> Source:
-    with local.translate_write_errors(path):
-        save_npy(path, rows)
-    return NpySource.open(path)
-
-
-def _write_sparse(rows: Rows, root: Path) -> Source:
-    source = MemorySource(rows)
-    names = csr.array_names("rows")
-    with local.translate_write_errors(root), zarr_store.new_store(root, "rows", {}, names) as group:
-        csr.write_csr(group, "rows", rows)  # type: ignore[arg-type]  # CSR
-    return CsrCopySource(root, source.shape, source.float64s_per_row, source.max_nnz_per_row_window, "rows")
 
 
 @contextmanager
@@ -101,14 +83,13 @@ def open_shared_arrays(
     budget.require_fits(task_bytes, have, "A tile", remedy)
     parent = None if workspace is None else local.make_folder(local.as_local_path(workspace))
     with temporary_folders.open_temporary_folder("products", parent, need=need, what=what) as folder:
-        probe = local.hidden_sibling(folder / "workers", "partial").name
-        stamp, versions = "" if source is None else source.stamp(), _read_package_versions(source)
-        requirements = WorkerRequirements(
-            LocalOutput(folder), probe, probe.encode(), versions, task_bytes, 0, source, stamp
-        )
+        requirements = make_worker_requirements(folder, source, task_bytes)
         with worker_checks.exclude_unfit_with_probe(executor, requirements):
             yield SharedArrays(folder, requirements)
 
 
-def _read_package_versions(source: Source | None) -> Mapping[str, str | None]:
-    return worker_checks.local_versions(tables=isinstance(source, NamedColumns))
+def make_worker_requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
+    """Return what tile tasks need of a worker: the store, the rows unless they are in the store, and memory."""
+    probe, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
+    versions = worker_checks.local_versions(tables=isinstance(source, NamedColumns))
+    return WorkerRequirements(LocalOutput(root), probe, probe.encode(), versions, task_bytes, 0, source, stamp)

@@ -15,7 +15,7 @@ from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
-from dkfm.storage import raw_chunk_reader, store_metadata, zarr_store
+from dkfm.storage import raw_chunk_reader, store_metadata
 
 _Products = tuple[slice, Array, slice, Array | None]
 """A slice of rows and what a tile adds to them; the same for its transpose, or None on the diagonal."""
@@ -38,22 +38,13 @@ class StoredGram:
         DamagedStoreError
             A tile is missing or cannot be read.
         """
-        array = zarr_store.open_array(self.root, "gram")
-        n, rows = array.shape[0], array.chunks[0]
+        info = self._array_info
+        n, rows = info.shape[0], info.chunks[0]
         K = np.empty((n, n), order="F")
         for i, j in chunking.lower_triangle_tile_indices(n, rows):
             row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
-            try:
-                # The transpose of a tile has the memory order of K.
-                K.T[column, row] = array[column, row]
-            except (ValueError, RuntimeError, OSError) as error:
-                raise DamagedStoreError(
-                    f"Tile ({j}, {i}) of {self.root} cannot be read; delete {self.root} and build again: {error}"
-                ) from error
-            if not np.isfinite(K[row, column]).all():
-                raise DamagedStoreError(
-                    f"Tile ({j}, {i}) of {self.root} is missing; delete {self.root} and build again."
-                )
+            with self._read_tile(info, (j, i)) as tile:  # the transpose of a tile has the memory order of K
+                K.T[column, row] = tile[: column.stop - column.start, : row.stop - row.start]
         return K
 
     @property

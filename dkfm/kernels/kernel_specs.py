@@ -41,13 +41,9 @@ def _make_sigmoid(gamma: float | None = None, coef0: float = 1) -> Kernel:
     return Sigmoid(scale=gamma, offset=coef0)
 
 
-def _make_chi2(gamma: float = 1.0) -> Kernel:
-    return ChiSquared(gamma)
-
-
 _FACTORIES: dict[str, Callable[..., Kernel]] = {
     "additive_chi2": AdditiveChiSquared,
-    "chi2": _make_chi2,
+    "chi2": ChiSquared,
     "cosine": Cosine,
     "laplacian": _make_laplacian,
     "linear": Linear,

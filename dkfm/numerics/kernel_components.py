@@ -6,16 +6,15 @@ w. It is HKH if all weights are 1, and a row of weight 2 counts as two rows. Unc
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics.eigensolvers import lanczos
 from dkfm.numerics.eigensolvers.dense import eigh_leading_vectors_in_place
 from dkfm.numerics.roots import EPS, Root, choose_signs, find_psd_cutoff, inverse_root, row_lengths
+from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place, require_finite_means
 
 FORMULATIONS = ("combined", "primal", "dual")
 
@@ -34,42 +33,6 @@ _CENTRED_GRAM = "The centred Gram matrix of this kernel"
 _GRAM = "The Gram matrix of this kernel"
 
 Multiply = Callable[[Array], Array]
-
-
-@dataclass(frozen=True, eq=False)
-class Weighting:
-    """Positive weights w (N,) of the training rows, and whether the features are centred."""
-
-    weights: Array
-    centered: bool = True
-
-    @cached_property
-    def total(self) -> float:
-        """Sum of the weights."""
-        return float(self.weights.sum())
-
-    @property
-    def shares(self) -> Array:
-        """``w / sum w``, the coefficients of the mean of the training rows."""
-        return self.weights / self.total
-
-    @cached_property
-    def roots(self) -> Array:
-        """Square roots of the weights."""
-        return np.sqrt(self.weights)
-
-    def compute_trace_of_mean(self, means: Array) -> float:
-        """Return ``sum w |m|^2`` with m the mean of the features, 0 if it is not subtracted; `means` (N,) are K e."""
-        return self.total * abs(float(means @ self.shares)) if self.centered else 0.0
-
-    def apply_weighted_centring_adjoint(self, C: Array) -> Array:
-        """Return ``S'C`` (N, p) of C (N, p)."""
-        scaled = self.roots[:, np.newaxis] * C
-        return scaled - np.outer(self.shares, scaled.sum(axis=0)) if self.centered else scaled
-
-    def apply_weighted_centring(self, P: Array) -> Array:
-        """Return ``S P`` (N, p) of P (N, p)."""
-        return self.roots[:, np.newaxis] * (P - self.shares @ P if self.centered else P)
 
 
 @dataclass(frozen=True)
@@ -105,24 +68,6 @@ class Components:
     def truncate(self, q: int) -> "Components":
         """Return the first q components."""
         return replace(self, eigenvalues=self.eigenvalues[:q], weights=self.weights[:, :q], offset=self.offset[:q])
-
-
-def center_and_weigh_gram_in_place(K: Array, weighting: Weighting | None = None) -> Array:
-    """Replace K by ``S K S'``, in place and from its lower triangle; return the means of the rows of K, (N,)."""
-    weighting = weighting or Weighting(np.ones(len(K)))
-    mirror_lower(K)
-    equal = bool((weighting.weights == weighting.weights[0]).all())
-    # NumPy's sums are more accurate than products.
-    means: Array = K.mean(axis=0) if equal else K @ weighting.shares
-    if weighting.centered:
-        total = means.mean() if equal else means @ weighting.shares
-        for columns in row_slices(len(K), 256):
-            K[:, columns] -= means[:, np.newaxis]
-            K[:, columns] -= means[columns] - total
-    if not equal or weighting.weights[0] != 1:
-        for columns in row_slices(len(K), 256):
-            K[:, columns] *= np.outer(weighting.roots, weighting.roots[columns])
-    return means
 
 
 def solve_components_by_eigh(
@@ -201,6 +146,7 @@ def make_product_problem(
     """
     if means is None:
         means = multiply(weighting.shares[:, np.newaxis])[:, 0]
+    require_finite_means(means)
     total = float(weighting.weights @ diagonal)
     size = weighting.total * abs(float(means @ weighting.shares))
     if weighting.centered:

@@ -264,13 +264,13 @@ def compute_finite_scores(
     name: str,
     Z: Rows,
     what: str,
-    first_row: int = 0,
     diagonal: Array | None = None,
 ) -> Array:
     """Return the output of one head; raise an error that names the first row that overflows the kernel."""
     scores = score.score_heads([name], Z, diagonal=diagonal)[name]
     valid = links.find_valid_rows(scores)
     if not valid.all():
-        row = first_row + int(valid.argmin())
-        raise KernelError(f"Row {row} of {what} overflows {score.model.kernel!r}: its {name} are not finite.")
+        raise KernelError(
+            f"Row {valid.argmin()} of {what} overflows {score.model.kernel!r}: its {name} are not finite."
+        )
     return scores

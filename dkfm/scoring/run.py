@@ -250,7 +250,7 @@ class _JobRun:
         job, output = self._job, self._output
         start = time.perf_counter()
         try:
-            with self._check_workers_during_run(output):
+            with self._check_workers_during_run():
                 if job.existing_output is None or not self._verify_existing_output(output):
                     self._score_and_complete(output)
         except UnfitWorkerError:
@@ -268,7 +268,7 @@ class _JobRun:
         )
 
     @contextmanager
-    def _check_workers_during_run(self, output: Output) -> Iterator[None]:
+    def _check_workers_during_run(self) -> Iterator[None]:
         """Check the workers of a cluster; workers that join later check themselves in their first task."""
         job = self._job
         if job.executor.client is None:

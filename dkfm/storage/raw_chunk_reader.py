@@ -117,6 +117,15 @@ def _read_part(
         part[...] = chunk[selection]
 
 
+def has_intact_chunk(array: Path, index: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bool:
+    """Return whether a chunk of float64 of an array exists and its checksum is right."""
+    try:
+        read_chunk_into_array(np.empty(chunk_shape), array.joinpath("c", *map(str, index)), checked=True)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
 def read_chunk_into_array(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
     """Read a chunk file into a C-contiguous array; if `checked`, the file ends with a crc32c of the values.
 

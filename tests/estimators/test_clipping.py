@@ -10,6 +10,7 @@ from dkfm import KernelFisher, KernelPCA, kernels
 from dkfm.errors import DkfmWarning, NotPSDError, NotSupportedError
 from dkfm.numerics import kernel_components, roots
 from dkfm.numerics.eigensolvers import lanczos
+from dkfm.numerics.weighting import Weighting
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*negative part is dropped:dkfm.errors.DkfmWarning")
 
@@ -197,7 +198,7 @@ def test_components_of_a_clipped_map_of_landmarks_share_the_variance_of_its_feat
 @pytest.mark.parametrize("name", ["sigmoid", "random"])
 def test_lanczos_does_not_know_the_shares_of_a_clipped_kernel_and_says_so(name, stored, tmp_path):
     _, _, K = case(name)
-    weighting = kernel_components.Weighting(np.ones(len(K)))
+    weighting = Weighting(np.ones(len(K)))
     problem = kernel_components.make_product_problem(K.__matmul__, np.diagonal(K), weighting)
     if not stored:
         problem = kernel_components.make_dense_problem(np.asfortranarray(K), weighting)
@@ -224,7 +225,7 @@ def test_a_negative_part_that_no_product_shows_is_told_by_the_trace():
     )  # which sees no negative eigenvalue
     with pytest.raises(NotPSDError):
         kernel_components.solve_leading_components(
-            problem, start, wanted, kernel_components.Weighting(weighting, centered=False), max_products=1
+            problem, start, wanted, Weighting(weighting, centered=False), max_products=1
         )
 
 

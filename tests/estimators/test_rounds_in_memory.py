@@ -54,12 +54,8 @@ def test_columns_that_do_not_fit_go_over_to_rounds(rng, monkeypatch, options):
     monkeypatch.setattr(landmarks.budget, "columnwise_pivots_bytes", lambda n, d, r, copies: 10**15 if r > 40 else 0)
     monkeypatch.setattr(landmarks.budget, "gram_and_pivots_seconds", lambda *_: 1e9)
     monkeypatch.setattr(landmarks.pivoted_cholesky, "BLOCK_COLUMNS", 40)
-    require = memory.require_factorization_memory
-
-    def refuse_squares(n, *given):
-        require(n * 10**6 if n == 700 else n, *given)
-
-    monkeypatch.setattr(memory, "require_factorization_memory", refuse_squares)
+    has_memory = memory.has_factorization_memory
+    monkeypatch.setattr(memory, "has_factorization_memory", lambda n, *given: n != 700 and has_memory(n, *given))
     find = landmarks.out_of_core_rows.find_pivots
     monkeypatch.setattr(landmarks.out_of_core_rows, "find_pivots", lambda *a, **o: rounds.append(1) or find(*a, **o))
     found = fit(X, **options)

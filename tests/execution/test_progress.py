@@ -120,7 +120,7 @@ def test_small_fits_show_nothing(estimator, terminal, rng):
 def test_a_root_is_announced_from_two_seconds_on(terminal):
     stderr = terminal()
     for seconds, words in ((1.9, ""), (2.1, "\rdkfm-root, about 2 s: 00:00")):
-        with progress.show_elapsed_bar("dkfm-root", seconds, shown=True):
+        with progress.show_elapsed_bar(seconds, shown=True):
             assert stderr.getvalue() == words
 
 

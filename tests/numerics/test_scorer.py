@@ -218,8 +218,8 @@ def test_an_unknown_head_or_link_is_refused(rng):
 def test_a_row_that_overflows_the_kernel_is_named():
     model = Model(kernels.Polynomial(3), np.ones((2, 1)), {"scores": Head(np.ones((2, 1)))})
     Z = np.array([[1.0], [1e200], [2.0]])
-    with pytest.raises(KernelError, match="Row 11 of the file overflows"):
-        scorer.compute_finite_scores(scorer.prepare_scorer(model), "scores", Z, "the file", 10)
+    with pytest.raises(KernelError, match="Row 1 of the file overflows"):
+        scorer.compute_finite_scores(scorer.prepare_scorer(model), "scores", Z, "the file")
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1), (700, 11), (2, 3)])

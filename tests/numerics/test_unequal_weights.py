@@ -9,9 +9,9 @@ from sklearn.datasets import load_digits
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DkfmWarning
-from dkfm.numerics.kernel_components import Weighting, center_and_weigh_gram_in_place
 from dkfm.numerics.supervised import fisher, spectral_gram
 from dkfm.numerics.supervised.classes import Classes
+from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
 
 def solve_in_extended_precision(A, b):

@@ -147,7 +147,7 @@ def _solve_in_memory(
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
     log_stage("root", f"discriminants from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
-    with progress.show_elapsed_bar("dkfm-root", seconds if decomposes else 0.0, options.progress):
+    with progress.show_elapsed_bar(seconds if decomposes else 0.0, options.progress):
         if options.shrinkage is None:
             return _choose_shrinkage_and_solve(K, classes, options.on_indefinite, by_eigenvalues, clips)
         spectral = by_eigenvalues or (None if has_room else False)

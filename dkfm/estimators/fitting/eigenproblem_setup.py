@@ -26,9 +26,10 @@ from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics import kernel_components
 from dkfm.numerics.eigensolvers import lanczos
 from dkfm.numerics.eigensolvers.dense import eigh_leading_vectors_in_place
-from dkfm.numerics.kernel_components import EigenProblem, Weighting
+from dkfm.numerics.kernel_components import EigenProblem
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
+from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
 SMALL_ROWS = 4096
 """Number of rows up to which the matrix is kept in memory if it fits: 134 MB."""
@@ -143,7 +144,7 @@ def _extend_eigenvectors(data: TrainingData, sample: Indices, p: int, weighting:
     rows, n, kernel = data.indexable_rows, data.indexable_rows.shape[0], data.kernel
     landmarks, equal = rows[sample], Weighting(np.ones(len(sample)), weighting.centered)
     K = evaluate_block(kernel, landmarks, landmarks).T
-    kernel_components.center_and_weigh_gram_in_place(K, equal)
+    center_and_weigh_gram_in_place(K, equal)
     with single_blas_thread():  # the same bits on any number of threads
         vectors = eigh_leading_vectors_in_place(K, p)[1][:, -p:]
     model = Model(kernel, landmarks, {"start": Head(equal.apply_weighted_centring_adjoint(vectors))})

@@ -11,7 +11,7 @@ from sklearn.utils.random import sample_without_replacement
 from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_float64, as_rows, require_rows_container
-from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
+from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
@@ -241,7 +241,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     seconds = budget.eigendecomposition_seconds(n)
     lengths = row_lengths(gram_holder[0].diagonal())
     log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
-    with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
+    with progress.show_elapsed_bar(seconds, options.progress):
         rotated_rank = _choose_rotation_rank(gram_holder[0], lengths, options, landmarks)
         scales = lengths if rotated_rank or (options.basis == "spectral" and options.on_indefinite != "clip") else None
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what, scales)
@@ -256,11 +256,7 @@ def _choose_rotation_rank(K: Array, lengths: Array, options: MapOptions, landmar
     """Return the rank of a symmetric root that is a rotation; 0 if that does not serve, or does not fit in memory."""
     if options.basis != "symmetric" or options.on_indefinite == "clip":
         return 0
-    try:
-        _require_gram_memory(landmarks, budget.ROTATION_SQUARES)
-    except BudgetError:
-        return 0
-    return roots.choose_rank_for_rotation(K, lengths)
+    return roots.choose_rank_for_rotation(K, lengths) if _has_gram_memory(landmarks, budget.ROTATION_SQUARES) else 0
 
 
 def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
@@ -302,13 +298,13 @@ def _find_pivots(
         pivots = _find_pivots_by_columns(data, options, limit, rng, build == "columns", may_take_rounds)
         if pivots is not None:
             return pivots
-    if may_take_rounds and (build == "columns" or not _has_gram_memory(data)):
+    if may_take_rounds and (build == "columns" or not _has_gram_memory(data, budget.PIVOT_SQUARES)):
         return _find_pivots_in_rounds(data, options, limit, rng)
     _require_gram_memory(data, budget.PIVOT_SQUARES)
     gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
     seconds = budget.gram_and_pivots_seconds(n, 0, n)
     log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows in this process", seconds=seconds, rows=n)
-    with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
+    with progress.show_elapsed_bar(seconds, options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
 
@@ -366,7 +362,7 @@ class _ColumnMonitor:
         available = memory.clear_caches_and_measure_memory() + 8 * n * count
         next_columns = min(self.max_pivots, count + pivoted_cholesky.BLOCK_COLUMNS)
         need = budget.columnwise_pivots_bytes(n, d, next_columns, self.data.kernel.landmark_copies)
-        gram_fits = not self.is_columns_only and _has_gram_memory(self.data)
+        gram_fits = not self.is_columns_only and _has_gram_memory(self.data, budget.PIVOT_SQUARES)
         if count and gram_fits:
             seconds_left = budget.columnwise_pivots_seconds(n, d, rank) - budget.columnwise_pivots_seconds(n, d, count)
             if seconds_left > budget.gram_and_pivots_seconds(n, d, rank) or need > available:
@@ -379,13 +375,14 @@ class _ColumnMonitor:
         return True
 
 
-def _has_gram_memory(data: TrainingData) -> bool:
-    """Return whether the pivots of the Gram matrix can be found in this process's memory."""
-    try:
-        _require_gram_memory(data, budget.PIVOT_SQUARES)
-    except BudgetError:
-        return False
-    return True
+def _has_gram_memory(data: TrainingData, squares: int) -> bool:
+    return memory.has_factorization_memory(
+        data.indexable_rows.shape[0],
+        data.float64s_per_row,
+        data.kernel.peak_blocks,
+        data.kernel.landmark_copies,
+        squares,
+    )
 
 
 def _require_gram_memory(data: TrainingData, squares: int) -> None:

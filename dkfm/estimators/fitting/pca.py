@@ -30,12 +30,13 @@ from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters
 from dkfm.numerics import kernel_components, links
 from dkfm.numerics.certificates.components import certify_components, certify_principal_axes
 from dkfm.numerics.eigensolvers import lanczos
-from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
+from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised.classes import Classes
 from dkfm.numerics.training_statistics import EqualRows, WeightedRows
+from dkfm.numerics.weighting import Weighting
 from dkfm.sources.base import digest_rows
 from dkfm.sources.memory import MemorySource
 
@@ -171,7 +172,7 @@ def fit_components(
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
     seconds = budget.eigendecomposition_seconds(n, squares)
     log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
-    with progress.show_elapsed_bar("dkfm-root", seconds, solver.progress):
+    with progress.show_elapsed_bar(seconds, solver.progress):
         return kernel_components.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
 
 

@@ -30,6 +30,7 @@ from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import ridge
+from dkfm.numerics.supervised.classes import require_solvable_scale
 from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def fit_ridge(
     `per_target` says whether "loo" chooses a penalty for each target.
     """
     penalties, diagonal = options.resolve_penalties(targets.n_columns), targets.weights * data.diagonal()
+    require_solvable_scale(float(diagonal.sum()), "regressions")
     path = None if penalties is not None else options.make_alpha_grid(diagonal)
     reason = 'alpha="loo" needs eigenvalues'
     if penalties is not None:
@@ -227,7 +229,7 @@ def _solve_in_memory(
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
     log_stage("root", f"regression from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
-    with progress.show_elapsed_bar("dkfm-root", seconds if decomposes else 0.0, options.progress):
+    with progress.show_elapsed_bar(seconds if decomposes else 0.0, options.progress):
         if penalties is None:
             return ridge.solve_ridge_path(K, targets, cast("Array", path), per_target=per_target, on_indefinite=policy)
         leaves_out = bool(options.leave_one_out)

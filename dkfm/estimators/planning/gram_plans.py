@@ -35,7 +35,7 @@ class PlannedRows:
 
 
 def plan_fit_with_gram(
-    estimator: Any, rows: PlannedRows, what: str, squares: int, seconds: float, *, peak: int = 0, on_disk: bool = False
+    estimator: Any, rows: PlannedRows, what: str, squares: int, seconds: float, *, peak: int = 0
 ) -> FitPlan:
     """Return the plan of a fit that computes the Gram matrix, and then something that takes `seconds`.
 
@@ -43,8 +43,8 @@ def plan_fit_with_gram(
     """
     n, d, kernel = rows.n, rows.d, rows.kernel
     tile_rows = min(estimator.tile_rows or build.TILE_ROWS, n)
-    stores = not kernel.is_precomputed and (
-        on_disk or build.stores_gram(kernel, n, estimator.tile_rows, estimator.workspace, rows.is_cluster)
+    stores = not kernel.is_precomputed and build.stores_gram(
+        kernel, n, estimator.tile_rows, estimator.workspace, rows.is_cluster
     )
     threads = rows.threads if stores or n > tile_rows else 1
     extra = kernel.estimate_extra_value_seconds(d)
@@ -54,7 +54,7 @@ def plan_fit_with_gram(
         rows=n,
         columns=d,
         landmarks=n,
-        method=f"{what} with the Gram matrix {'on disk' if on_disk else 'in memory'}",
+        method=f"{what} with the Gram matrix in memory",
         memory_bytes=need,
         available_bytes=memory.clear_caches_and_measure_memory(),
         peak_bytes=max(need, peak),

@@ -71,13 +71,7 @@ class TileStore:
 
     def has_intact_tile(self, pair: Pair) -> bool:
         """Return whether a tile exists and its checksum is right."""
-        if not self._file(pair).exists():
-            return False
-        try:
-            with self.read_tile_to_buffer(pair):
-                return True
-        except DamagedStoreError:
-            return False
+        return raw_chunk_reader.has_intact_chunk(self.root / _NAME, pair, (self.tile_rows, self.tile_rows))
 
     def write_tile(self, pair: Pair, values: Array) -> None:
         """Write a tile durably."""

@@ -46,8 +46,6 @@ from dkfm.storage import zarr_store
 if TYPE_CHECKING:
     from distributed import Client
 
-TILE_ROWS = 2048
-"""Default rows of a tile: of so many, a product takes much longer than reading what it multiplies."""
 
 _BLOCK_COLUMNS = 128
 """Columns that SciPy solves for together."""

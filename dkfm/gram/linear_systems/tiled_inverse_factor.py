@@ -191,7 +191,7 @@ def _is_sound(root: Path, identity: dict[str, object], n: int) -> bool:
     if marker.get("digest") != _make_root_id(root, found.get("factor")) or not isinstance(marker.get("lowest"), float):
         return False
     return all(
-        _has_intact_chunk(root / name, index, chunks)
+        raw_chunk_reader.has_intact_chunk(root / name, index, chunks)
         for name, (shape, chunks) in _describe_layout(n).items()
         for index in product(*(range(chunking.count_tiles(*pair)) for pair in zip(shape, chunks, strict=True)))
     )
@@ -315,7 +315,7 @@ def compute_root_columns(task: RootTask, columns: slice) -> slice:
     parts = [(start // chunk, slice(start, min(start + chunk, columns.stop))) for start in starts]
     missing = []
     for number, part in parts:
-        if _has_intact_chunk(array, (0, number), (n, chunk)):
+        if raw_chunk_reader.has_intact_chunk(array, (0, number), (n, chunk)):
             zarr_store.sync_chunk(array, (0, number))  # a killed process may not have synced it
         else:
             missing.append((number, part))
@@ -330,17 +330,6 @@ def compute_root_columns(task: RootTask, columns: slice) -> slice:
         values[: columns.stop] = panel[part.start - columns.start : part.stop - columns.start].T
         zarr_store.write_chunk(array, (0, number), values)
     return columns
-
-
-def _has_intact_chunk(array: Path, index: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    file = array.joinpath("c", *map(str, index))
-    if not file.exists():
-        return False
-    try:
-        raw_chunk_reader.read_chunk_into_array(np.empty(shape), file, checked=True)
-    except (ValueError, OSError):
-        return False
-    return True
 
 
 def _solve_columns(factor: TileStore, columns: slice) -> Array:

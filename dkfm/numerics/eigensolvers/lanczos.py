@@ -6,6 +6,7 @@ best Ritz vectors. Only NumPy is used: the threads of a second BLAS would busy-w
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import frexp
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,9 @@ Multiply = Callable[[Array], Array]
 _EPS = float(np.finfo(np.float64).eps)
 _TINY = float(np.finfo(np.float64).tiny)
 """Smallest normal number: its products with `_RESIDUAL_SHARE` are not 0."""
+
+_SMALLEST_SQUARED = 2.0**-400
+"""Smallest largest entry of a block whose squares are summed as they are; its inverse is the largest one."""
 
 _RESIDUAL_SHARE = 4 * _EPS
 """Residuals up to this share of the largest eigenvalue come from rounding."""
@@ -224,8 +228,22 @@ class _KrylovSpace:
         self.count = kept
 
 
+def _bring_squares_into_range(values: Array) -> tuple[Array, float]:
+    """Return values divided by a power of two, and that power: 1 unless their squares would overflow or underflow.
+
+    >>> _bring_squares_into_range(np.array([0.0, 3e-200]))[0]
+    array([0.        , 1.15...])
+    """
+    largest = max(float(values.max()), -float(values.min()))
+    if largest == 0 or _SMALLEST_SQUARED < largest < 1 / _SMALLEST_SQUARED or not np.isfinite(largest):
+        return values, 1.0
+    unit = 2.0 ** (frexp(largest)[1] - 1)
+    return values / unit, unit
+
+
 def _orthonormalize(block: Array) -> tuple[Array, Array]:
     """Return Q and R of a block (n, p), by Cholesky QR: Q is orthonormal up to eps times the squared condition."""
+    block, unit = _bring_squares_into_range(block)
     gram = block.T @ block
     try:
         lower = np.linalg.cholesky(gram)
@@ -234,8 +252,8 @@ def _orthonormalize(block: Array) -> tuple[Array, Array]:
     diagonal = np.diagonal(lower)
     if diagonal.min() <= _MIN_DIAGONAL_RATIO * diagonal.max():
         Q, R = np.linalg.qr(block)
-        return Q, R
-    return block @ np.linalg.inv(lower).T, lower.T
+        return Q, unit * R
+    return block @ np.linalg.inv(lower).T, unit * lower.T
 
 
 def _choose_next_test(products: int, missing: float, total: float) -> int:
@@ -306,7 +324,8 @@ def largest_eigenpairs(
         values, vectors = space.compute_ritz_pairs()
         lowest = min(lowest, float(values[0]))
         # The next block is orthogonal to the basis, so these are the lengths of A v - value v.
-        residuals = np.linalg.norm(triangle @ vectors[space.count - p :], axis=0)
+        remainder, unit = _bring_squares_into_range(triangle @ vectors[space.count - p :])
+        residuals = unit * np.linalg.norm(remainder, axis=0)
         best = slice(space.count - min(q, space.count), None)
         rounding = max(noise, _RESIDUAL_SHARE * max(abs(lowest), abs(float(values[-1])), _TINY))
         limits = np.maximum(tol * np.abs(values[best]), rounding)

@@ -12,6 +12,9 @@ from dkfm.errors import InvalidInputError
 Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 
+_SMALLEST = 1e-280
+"""Smallest sum of kernel values: coefficients are up to its inverse, times that of the share of rounding."""
+
 
 @dataclass(frozen=True, eq=False)
 class Classes:
@@ -63,8 +66,18 @@ class Classes:
         return replace(self, codes=self.codes[row_indices], weights=self.weights[row_indices])
 
 
+def require_solvable_scale(total: float, what: str) -> None:
+    """Raise an InvalidInputError if a sum of kernel values is so small or large that its inverse leaves float64."""
+    if total != 0 and not _SMALLEST <= abs(total) <= 1 / _SMALLEST:
+        raise InvalidInputError(
+            f"The kernel values of the training rows, with their weights, sum up to {total:.1e}, and {what} take "
+            f"{_SMALLEST:.0e} to {1 / _SMALLEST:.0e}; scale the kernel or the rows {'up' if total < 1 else 'down'}."
+        )
+
+
 def within_class_scatter_trace(total: float, between: Array) -> float:
     """Return the trace of the scatter within the classes; raise an error if it is not above rounding."""
+    require_solvable_scale(total, "discriminants")
     within = total - float(between.sum())
     if not within > 1e-13 * total:
         raise InvalidInputError(

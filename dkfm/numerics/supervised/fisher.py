@@ -12,11 +12,11 @@ from numpy.linalg import LinAlgError
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
-from dkfm.numerics.kernel_components import Weighting, center_and_weigh_gram_in_place
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs
 from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
 from dkfm.numerics.supervised.spectral_gram import MATRIX, SpectralGram, decompose_centred, estimate_rounding
+from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
 _MIN_BETWEEN = 1e-10
 """Share of a direction's variance between the classes below which it comes from rounding."""
@@ -102,7 +102,7 @@ def solve_discriminants(
 
 def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage: float) -> Discriminants:
     """Find the discriminants of a decomposed Gram matrix; see `solve_discriminants`."""
-    ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
+    ridge = shrinkage * (spectral.within_class_scatter_trace(classes) / classes.total)  # N lambda
     spectral = spectral.include_small_values(ridge)
     residual = spectral.indicator_residual_products(ridge)
     coefficients = spectral.solve_ridge_coefficients(ridge)
@@ -145,7 +145,7 @@ def solve_discriminants_of_map(
     if within.size:
         within = blas.dsyrk(-1, (means * np.sqrt(shares)[:, np.newaxis]).T, beta=1, c=within, lower=1, overwrite_c=1)
     between = shares * np.square(centred).sum(axis=1)
-    ridge = shrinkage * within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total
+    ridge = shrinkage * (within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total)
     within.flat[:: len(within) + 1] += ridge
     try:
         V = cho_solve(cho_factor(within, lower=True, overwrite_a=True, check_finite=False), centred.T)
@@ -192,8 +192,9 @@ def decision_functions(means: Array, priors: Array) -> tuple[Array, Array]:
 
 def _compute_gram_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
     """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
-    between = np.einsum("ij,ij->j", Y, G @ Y) / classes.class_weight_sums
-    return shrinkage * within_class_scatter_trace(float(np.trace(G)), between) / classes.total
+    Y = Y / np.sqrt(classes.class_weight_sums)  # products with large or small weights stay in range
+    between = np.einsum("ij,ij->j", Y, G @ Y)
+    return shrinkage * (within_class_scatter_trace(float(np.trace(G)), between) / classes.total)
 
 
 def require_ridge_above_rounding(ridge: float, rounding: float, trace: float) -> None:

@@ -6,12 +6,12 @@ import numpy as np
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
-from dkfm.numerics.kernel_components import Weighting
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.supervised import fisher
 from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
 from dkfm.numerics.supervised.fisher import Discriminants
 from dkfm.numerics.supervised.spectral_gram import estimate_rounding
+from dkfm.numerics.weighting import Weighting
 
 _MAX_ROUNDING = 1e-6
 """Largest rounding of the matrix that is not centred, as a share of the ridge: about the error of the solution."""
@@ -48,7 +48,7 @@ def solve_discriminants_by_systems(
     means = product[:, -1]
     trace = float(classes.weights @ diagonal) - classes.total * float(means @ weighting.shares)
     between = np.einsum("ij,ij->j", Y, weighting.apply_weighted_centring(product[:, :-1])) / classes.class_weight_sums
-    ridge = shrinkage * within_class_scatter_trace(trace, between) / classes.total
+    ridge = shrinkage * (within_class_scatter_trace(trace, between) / classes.total)
     fisher.require_ridge_above_rounding(ridge, estimate_rounding(trace, means, weighting), trace)
     rounding = EPS * max(trace, weighting.compute_trace_of_mean(means))
     if rounding > _MAX_ROUNDING * ridge:

@@ -19,10 +19,10 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.block_operations import mirror_lower
-from dkfm.numerics.kernel_components import Weighting
 from dkfm.numerics.supervised import fisher
 from dkfm.numerics.supervised.classes import Classes, Codes, Indices, within_class_scatter_trace
 from dkfm.numerics.supervised.spectral_gram import SpectralGram, decompose_gram
+from dkfm.numerics.weighting import Weighting
 
 SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""

@@ -8,9 +8,9 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.numerics.eigensolvers.dense import eigh_in_place
-from dkfm.numerics.kernel_components import Weighting, center_and_weigh_gram_in_place
 from dkfm.numerics.roots import EPS, find_psd_cutoff
 from dkfm.numerics.supervised.classes import Classes, Indices, within_class_scatter_trace
+from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
 Mask = npt.NDArray[np.bool_]
 
@@ -56,7 +56,8 @@ class SpectralGram:
 
     def within_class_scatter_trace(self, classes: Classes) -> float:
         """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
-        between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.class_weight_sums
+        shares = self.coordinates / np.sqrt(classes.class_weight_sums)  # their squares stay in range
+        between = (shares**2 * self.values[:, np.newaxis]).sum(axis=0)
         return within_class_scatter_trace(float(self.values.sum()), between)
 
     def solve_coordinates(self, ridge: float) -> Array:
