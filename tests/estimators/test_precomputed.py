@@ -81,6 +81,32 @@ def test_a_model_of_a_given_gram_is_saved_scored_and_verified(points, tmp_path):
         dkfm.batch_score(tmp_path / "model", block, tmp_path / "r", output="residual", progress=False)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("make", "outputs"),
+    [
+        (lambda **o: dkfm.KernelPCA(3, **o), None),
+        (lambda **o: dkfm.ExactFeatureMap(basis="cholesky", **o), None),
+        (lambda **o: dkfm.KernelFisher(**o), ["scores", "predict", "predict_proba"]),
+        (lambda **o: dkfm.KernelRidge(0.1, **o), None),
+    ],
+)
+def test_scores_of_a_given_gram_are_verified_against_their_input(make, outputs, dtype, points, tmp_path):
+    X, Z = points
+    values, y = KERNEL(Z, X), (X[:, 0] > 0).astype(int)
+    estimator = make(kernel="precomputed", dtype=dtype)
+    estimator.fit(KERNEL(X), y)
+    estimator.save(tmp_path / "model")
+    dkfm.batch_score(tmp_path / "model", values, tmp_path / "out", output=outputs, progress=False)
+    found = dkfm.verify_scores(tmp_path / "out", values)
+    assert found.sampled == 13
+    assert found.worst < 0.1
+    other = values.copy()
+    other[5] *= 2  # in float32 rounding allows 64 units of each weight
+    with pytest.raises(CertificateError, match="of row 5 in"):
+        dkfm.verify_scores(tmp_path / "out", other)
+
+
 def test_components_of_a_given_gram_are_verified_against_it(points):
     K = KERNEL(points[0])
     pca = dkfm.KernelPCA(3, kernel="precomputed").fit(K)
@@ -188,6 +214,7 @@ def test_the_command_line_fits_a_given_gram(points, tmp_path, monkeypatch):
         "fit gram.npy model --kernel precomputed --components 2",
         "score model block.npy out",
         "verify model --against gram.npy",
+        "verify out --against block.npy",
     ):
         assert CliRunner().invoke(main, command.split()).exit_code == 0
     truth = dkfm.KernelPCA(2, kernel=KERNEL).fit(X).transform(Z)

@@ -47,8 +47,8 @@ class ReferenceScorer:
         dict of str to (values, allowed)
             `values` (n, width) are the outputs in float64. A row that overflows has values that are not finite; a row
             without a class has NaN. `allowed` (n, width) is ``64 eps (sum (|k| + s) |W| + |b|)``, carried through the
-            link. Here s is ``sqrt(k(x, x) k(z, z))``, whose rounding values far below it may have. In float32 the error
-            of a kernel value is added.
+            link. Here s is ``sqrt(k(x, x) k(z, z))``, whose rounding values far below it may have; it is 0 for a
+            precomputed kernel, whose values are given. In float32 the error of a kernel value is added.
         """
         K = np.asarray(self._evaluate(Z), np.float64)
         diagonal = _evaluate_diagonal(self._model, Z)
@@ -73,6 +73,9 @@ class ReferenceScorer:
 
 
 def _evaluate_diagonal(model: Model, rows: Rows) -> Array:
+    """Return k(z, z) of rows, the scale of the rounding of their kernel values; 0 if these are given."""
+    if model.kernel.is_precomputed:
+        return np.zeros(rows.shape[0])
     return np.asarray(model.kernel.evaluate_diagonal(as_float64(rows)), np.float64)
 
 
