@@ -18,7 +18,7 @@ from dkfm.execution import memory
 from dkfm.execution.clusters.local import local_cluster
 from dkfm.gram.build import build_gram, gram_store_path
 from dkfm.kernels import Gaussian
-from dkfm.plotting.figures import require_replaceable_picture
+from dkfm.plotting.axes import require_replaceable_picture
 from dkfm.scoring.run import batch_score
 from dkfm.scoring.score_readers import open_scores
 from dkfm.storage import zarr_store

@@ -108,6 +108,7 @@ def compare(
     A KERNEL is a name with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784;
     module:name, for a kernel or a function f(X, Y) of your own; or JSON, as dkfm info prints the kernel of a model.
     """
+    from dkfm.files import local
     from dkfm.files.location import locate, require_disjoint
     from dkfm.kernel_comparison import html_page
     from dkfm.kernel_comparison.compare import compare_kernels
@@ -124,7 +125,7 @@ def compare(
     kernels = [option_parsing.parse_kernel(spec) for spec in specs]
     if html is not None:
         import_pyplot()
-        option_parsing.require_parent_folder(html)
+        local.require_parent_folder(Path(html))
         html_page.require_replaceable_page(Path(html).resolve())
     y = None if labels is None else option_parsing.read_labels(labels, "--labels")
     t = None if test_labels is None else option_parsing.read_labels(test_labels, "--test-labels")

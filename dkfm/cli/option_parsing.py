@@ -255,15 +255,6 @@ def read_labels(path: str, option: str, what: str = "label") -> "npt.NDArray[np.
     return labels
 
 
-def require_parent_folder(path: str) -> None:
-    """Raise an InvalidInputError if a file cannot be written because its folder does not exist or it is a folder."""
-    folder = Path(path).absolute().parent
-    if not folder.is_dir() or Path(path).is_dir():
-        raise InvalidInputError(
-            f"{path} cannot be written: {'it is a folder' if folder.is_dir() else 'its folder is not there'}."
-        )
-
-
 def read_label_column(path: str, name: str, features: Sequence[str]) -> "npt.NDArray[np.generic]":
     """Return the labels (n,) in a column of a table, or in the key of its folders, as ``country=de``.
 

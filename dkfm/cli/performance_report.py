@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dkfm.cli import option_parsing
 from dkfm.core.display.terminal_output import print_message
 from dkfm.errors import ClusterError, InvalidInputError, extract_reason
 from dkfm.files import local, temporary_folders
@@ -58,7 +57,7 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
         return
     if scheduler is None:
         raise click.UsageError("There is no cluster to report on; name one with --scheduler.")
-    option_parsing.require_parent_folder(page)
+    local.require_parent_folder(Path(page))
     path = Path(page).resolve()
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{page} cannot be written: it is no file.")

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader, RawIOBase
 from pathlib import Path
 
-from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError, extract_reason
+from dkfm.errors import (
+    DkfmError,
+    InvalidInputError,
+    StoreError,
+    StoreExistsError,
+    UnreachableError,
+    UnsupportedStoreError,
+    extract_reason,
+)
 
 ABANDONED_SECONDS = 3600.0
 """Seconds without a write after which a partial file counts as abandoned."""
@@ -229,8 +237,26 @@ def new_file(path: Path, root: Path, durable: Path | None = None) -> Iterator[Ne
             hidden.unlink(missing_ok=True)
 
 
+def require_parent_folder(path: Path) -> None:
+    """Raise an InvalidInputError if a file cannot be written because its folder does not exist or it is a folder."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or path.is_dir():
+        raise InvalidInputError(
+            f"{path} cannot be written: {'it is a folder' if folder.is_dir() else 'its folder is not there'}."
+        )
+
+
 def require_replaceable_file(path: Path, signature: bytes, what: str) -> None:
-    """Raise a `StoreExistsError` if an existing file is not empty and has no signature of dkfm at its beginning."""
+    """Raise unless a file can be written: its folder exists, and an earlier one is empty or has a signature of dkfm.
+
+    Raises
+    ------
+    InvalidInputError
+        There is no folder for it.
+    StoreExistsError
+        The file has no signature at its beginning.
+    """
+    require_parent_folder(path)
     with translate_write_errors(path):
         if not path.exists():
             return

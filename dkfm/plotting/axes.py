@@ -1,14 +1,18 @@
-"""Create the axes, colours, legends and notes of all plots."""
+"""Create the axes, colours, legends and notes of all plots, and save pictures."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.base import is_classifier
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, MissingExtraError
+from dkfm.estimators import ExactFeatureMap
+from dkfm.files import local
 from dkfm.plotting.data import iter_label_masks
 
 if TYPE_CHECKING:
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
 
 _MAX_LEGEND_LABELS = 20
 """Largest number of labels that get a legend; more labels get a colour bar."""
+
+
+_SIGNATURE = b"Software\0dkfm"
+"""Metadata by which a PNG file of dkfm is recognized."""
 
 
 def import_pyplot() -> ModuleType:
@@ -37,7 +45,7 @@ def ensure_panel_axes(count: int, ax: "Axes | Sequence[Axes] | None", inches: fl
     if ax is not None:
         axes = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
         if len(axes) != count:
-            raise InvalidInputError(f"{count} components need as many axes, and ax holds {len(axes)}.")
+            raise InvalidInputError(f"{count} pictures need as many axes, and ax holds {len(axes)}.")
         return axes
     columns = min(count, 4)
     rows = -(-count // columns)
@@ -49,6 +57,13 @@ def require_component(number: object, q: int) -> None:
     """Raise an InvalidInputError unless `number` is an integer from 0 to q - 1."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < q:
         raise InvalidInputError(f"There are {q} components, with numbers from 0, and {number!r:.50} is none of them.")
+
+
+def name_of_scores(estimator: object) -> str:
+    """Return what a column of an estimator's `transform` is called."""
+    if isinstance(estimator, ExactFeatureMap):
+        return "feature"
+    return "discriminant" if is_classifier(estimator) else "component"
 
 
 def choose_label_color(code: int, count: int) -> tuple[float, float, float, float]:
@@ -88,3 +103,34 @@ def add_legend(ax: "Axes", count: int) -> None:
     """Add a legend unless there are more than 20 labels."""
     if count <= _MAX_LEGEND_LABELS:
         ax.legend(markerscale=2, ncols=2, fontsize="small")
+
+
+def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
+    """Write the figure of some axes to a PNG file and close the figure; an earlier file of dkfm is replaced.
+
+    Parameters
+    ----------
+    ax : matplotlib axes, or sequence of them
+        Axes, or all that `display` or `contours` returned.
+    path : str or Path
+        Path of the file, whose name ends with ``.png``.
+
+    Raises
+    ------
+    InvalidInputError
+        The name ends otherwise, or the folder does not exist.
+    StoreExistsError
+        The path holds another file, which is left unchanged.
+    """
+    if Path(path).suffix.lower() != ".png":
+        raise InvalidInputError(f"A picture is a PNG file, and {path} does not end with .png.")
+    require_replaceable_picture(Path(path))
+    figure = (ax[0] if isinstance(ax, Sequence) else ax).get_figure(root=True)
+    assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
+    figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
+    import_pyplot().close(figure)
+
+
+def require_replaceable_picture(path: Path) -> None:
+    """Raise unless a picture can be written to a path: there is a folder, and no file that dkfm did not write."""
+    local.require_replaceable_file(path, _SIGNATURE, "picture")

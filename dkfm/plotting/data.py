@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.frames import is_dask_collection
-from dkfm.core.rows import Array
+from dkfm.core.rows import Array, require_unmasked
 from dkfm.errors import InvalidInputError
+from dkfm.estimators.fitting.class_labels import require_no_missing_labels
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -34,16 +35,17 @@ def sample_for_plot(
     Raises
     ------
     InvalidInputError
-        The shapes do not match, or a sampled value is not a finite real number.
+        The shapes do not match, a sampled value is not a finite real number, or a sampled label is missing.
     """
     n = read_matrix_shape(values, name)[0] if ndim == 2 else _read_vector_length(values, name)
     if labels is not None:
         require_length(labels, n, "labels")
-    arrays = _load_rows([values] if labels is None else [values, labels], sample_row_numbers(n, most))
-    rows, row_labels = (
-        _convert_to_finite_float64(arrays[0], name),
-        None if labels is None else _require_sortable(arrays[1]),
-    )
+    numbers = sample_row_numbers(n, most)
+    arrays = _load_rows([values] if labels is None else [values, labels], numbers)
+    rows, row_labels = _convert_to_finite_float64(arrays[0], name), None
+    if labels is not None:
+        require_no_missing_labels(arrays[1], "labels", numbers)
+        row_labels = _require_sortable(arrays[1])
     return rows, row_labels, f"{most:,} of {n:,} rows, drawn at random" if n > most else ""
 
 
@@ -96,7 +98,8 @@ def require_length(labels: object, n: int, name: str) -> None:
 
 
 def _read_dense_shape(values: object, name: str) -> tuple[int, ...]:
-    """Return the shape of a dense array; raise if it is sparse, of unknown length, or no array."""
+    """Return the shape of a dense array; raise if it is sparse, masked, of unknown length, or no array."""
+    require_unmasked(values, name)
     if hasattr(values, "tocsr"):
         raise InvalidInputError(f"{name} must be a dense array to be drawn, and is sparse.")
     shape: tuple[float, ...] | None = getattr(values, "shape", None)

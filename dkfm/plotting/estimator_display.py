@@ -68,7 +68,7 @@ def display(
     if X is not None and hasattr(estimator, "transform"):
         draw.append(lambda panel: components(estimator, labels, X=X, ax=panel))
     if not draw:
-        needs = "cannot draw" if X is not None else "needs the rows X to draw"
+        needs = "needs the rows X to draw" if hasattr(estimator, "transform") else "cannot draw"
         raise InvalidInputError(f"display {needs} a {type(estimator).__name__}.")
     panels = ensure_panel_axes(len(draw), ax, _PANEL_INCHES)
     return [picture(panel) for picture, panel in zip(draw, panels, strict=True)]

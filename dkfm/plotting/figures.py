@@ -6,24 +6,22 @@ plot; for a dask array it computes only the chunks that hold the sample.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.base import BaseEstimator, is_classifier
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.frames import convert_container, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap
-from dkfm.files import local
 from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
 from dkfm.plotting.axes import (
     add_legend,
     ensure_axes,
-    import_pyplot,
+    name_of_scores,
     require_component,
     scatter,
     write_note,
@@ -49,9 +47,6 @@ _TITLES = {
     "feature": "Features",
 }
 """Titles of pictures of scores, by what a column is."""
-
-_SIGNATURE = b"Software\0dkfm"
-"""Metadata by which a PNG file of dkfm is recognized."""
 
 
 def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None, *, ax: "Axes | None" = None) -> "Axes":
@@ -89,7 +84,7 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
     >>> plotting.spectrum(phi.eigenvalues_, phi.dropped_).get_title()
     'Spectrum, rank 2'
     """
-    kept, rest = _read_spectrum(eigenvalues, dropped)
+    kept, rest, quantity = _read_spectrum(eigenvalues, dropped)
     if not (kept > 0).all():
         raise InvalidInputError(f"Kept eigenvalues are positive, and one is {kept.min():.3g}; give others as dropped.")
     ax = ensure_axes(ax)
@@ -105,7 +100,8 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
         if zeros:
             ax.plot([], [], " ", label=f"{zeros:,} dropped, zero: not drawn")
         ax.legend(fontsize="small")
-    ax.set(xlabel="index", ylabel="eigenvalue of the Gram matrix", title=f"Spectrum, rank {r}")
+    ax.locator_params(axis="x", integer=True)
+    ax.set(xlabel="index", ylabel=quantity, title=f"Spectrum, rank {r}")
     ax.grid(alpha=0.3)
     return ax
 
@@ -212,7 +208,7 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     """
     if not isinstance(feature_map, ExactFeatureMap) or not hasattr(feature_map, "model_"):
         raise InvalidInputError(
-            f"certificates draws the errors of a fitted ExactFeatureMap, and got {feature_map!r:.50}."
+            f"certificates draws the errors of a fitted ExactFeatureMap, and got a {type(feature_map).__name__}."
         )
     if feature_map.kernel_.is_precomputed:
         raise InvalidInputError("A map of a precomputed kernel has no points that could be measured anew.")
@@ -235,9 +231,9 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     if fitted > 0:
         ax.axvline(fitted, color="black", linewidth=1, linestyle="--", label=f"certificate, {fitted:.1e}")
     ax.plot([], [], " ", label=f"{errors.size - len(shown):,} pairs have no error")
-    ax.legend(fontsize="small")
     if landmarks.shape[0] < model.landmarks.shape[0]:
-        write_note(ax, f"{landmarks.shape[0]} of {model.landmarks.shape[0]:,} landmarks, evenly spread")
+        ax.plot([], [], " ", label=f"{landmarks.shape[0]} of {model.landmarks.shape[0]:,} landmarks, evenly spread")
+    ax.legend(fontsize="small")
     return ax
 
 
@@ -312,10 +308,11 @@ def _resolve_scores(scores: Values | BaseEstimator, X: Values | None) -> tuple[V
             raise InvalidInputError("X is for an estimator to transform, and the scores are given as an array.")
         return scores, "component"
     check_is_fitted(scores)
-    if X is None or not hasattr(scores, "transform"):
-        raise InvalidInputError(f"components of a {type(scores).__name__} needs the rows X, and a transform of them.")
-    what = "feature" if isinstance(scores, ExactFeatureMap) else "component"
-    return scores.transform(X), "discriminant" if is_classifier(scores) else what
+    if not hasattr(scores, "transform"):
+        raise InvalidInputError(f"components draws what transform returns, and a {type(scores).__name__} has none.")
+    if X is None:
+        raise InvalidInputError(f"components of a {type(scores).__name__} needs the rows X.")
+    return scores.transform(X), name_of_scores(scores)
 
 
 def _find_novelty_method(estimator: BaseEstimator) -> tuple[str, Callable[[Values], Values]]:
@@ -337,29 +334,10 @@ def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     return feature_map._check_rows(Z, "Z")
 
 
-def save_picture(ax: "Axes", path: str | Path) -> None:
-    """Write the figure of some axes to a PNG file and close the figure; an earlier file of dkfm is replaced.
-
-    Raises
-    ------
-    StoreExistsError
-        The path holds another file, which is left unchanged.
-    """
-    require_replaceable_picture(Path(path))
-    figure = ax.get_figure(root=True)
-    assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
-    import_pyplot().close(figure)
-
-
-def require_replaceable_picture(path: Path) -> None:
-    """Raise a StoreExistsError if a path holds a file that `save_picture` did not write."""
-    local.require_replaceable_file(path, _SIGNATURE, "picture")
-
-
-def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array]:
-    """Return kept and dropped eigenvalues of a fitted estimator, or of arrays, as float64."""
+def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array, str]:
+    """Return kept and dropped eigenvalues of a fitted estimator, or of arrays, as float64, and what they are."""
     values: Values
+    quantity = "pivot" if hasattr(spectrum, "pivots_") else "eigenvalue"
     if not isinstance(spectrum, BaseEstimator):
         values = spectrum
     else:
@@ -372,9 +350,8 @@ def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> 
         fitted, zero = np.asarray(fitted), np.asarray(fitted) <= 0
         values = fitted[~zero]
         dropped = np.concatenate([fitted[zero], vars(spectrum).get("dropped_", ())]) if dropped is None else dropped
-    return require_finite_vector(values, "eigenvalues"), require_finite_vector(
-        () if dropped is None else dropped, "dropped", least=0
-    )
+    rest = require_finite_vector(() if dropped is None else dropped, "dropped", least=0)
+    return require_finite_vector(values, "eigenvalues"), rest, quantity
 
 
 def _require_pair(pair: tuple[int, int], q: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from dkfm.plotting.axes import (
     choose_label_color,
     ensure_axes,
     ensure_panel_axes,
+    name_of_scores,
     require_component,
     scatter,
     write_note,
@@ -120,7 +121,8 @@ def decision_regions(
         )
     if row_labels is not None:
         add_legend(ax, len(classes))
-    ax.set(xlabel="column 1", ylabel="column 2", title=f"What {type(estimator).__name__} predicts")
+    across, upward = column_names(X) or ("column 1", "column 2")
+    ax.set(xlabel=across, ylabel=upward, title=f"What {type(estimator).__name__} predicts")
     write_note(ax, note)
     return ax
 
@@ -196,7 +198,7 @@ def contours(
         panel.contourf(horizontal, vertical, heights, 20, cmap="Greys", alpha=0.6)
         panel.contour(horizontal, vertical, heights, 10, colors="black", linewidths=0.6)
         scatter(panel, rows, row_labels)
-        panel.set(title=f"component {number + 1}", xticks=(), yticks=())
+        panel.set(title=f"{name_of_scores(estimator)} {number + 1}", xticks=(), yticks=())
         write_note(panel, note)
     return axes
 

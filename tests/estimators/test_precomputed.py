@@ -87,7 +87,7 @@ def test_a_model_of_a_given_gram_is_saved_scored_and_verified(points, tmp_path):
     [
         (lambda **o: dkfm.KernelPCA(3, **o), None),
         (lambda **o: dkfm.ExactFeatureMap(basis="cholesky", **o), None),
-        (lambda **o: dkfm.KernelFisher(**o), ["scores", "predict", "predict_proba"]),
+        (dkfm.KernelFisher, ["scores", "predict", "predict_proba"]),
         (lambda **o: dkfm.KernelRidge(0.1, **o), None),
     ],
 )

@@ -2,12 +2,14 @@
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.exceptions import NotFittedError
 
 import dkfm
 from dkfm import kernels, plotting
 from dkfm.errors import InvalidInputError
+from dkfm.plotting.data import sample_row_numbers
 
 GAUSSIAN = kernels.Gaussian(1.5)
 
@@ -94,3 +96,44 @@ def test_what_has_no_such_picture_is_refused(rows):
         plotting.components(pca.transform(rows), X=rows)
     with pytest.raises(InvalidInputError, match="KernelFisher has no novelty score"):
         plotting.novelty(rows, rows, estimator=fisher)
+    ridge = dkfm.KernelRidge(kernel=GAUSSIAN).fit(rows, rows[:, 0])
+    for X in (None, rows):
+        with pytest.raises(InvalidInputError, match="display cannot draw a KernelRidge"):
+            plotting.display(ridge, X)
+        with pytest.raises(InvalidInputError, match="draws what transform returns, and a KernelRidge has none"):
+            plotting.components(ridge, X=X)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.append(np.zeros(79), np.nan),
+        np.array(["a"] * 79 + [None], object),
+        np.array([1] * 79 + [float("nan")], object),
+    ],
+)
+def test_a_row_without_a_label_is_named(labels, rows):
+    with pytest.raises(InvalidInputError, match=r"labels must be a label a row, and is .* in row 79 \(1 of 80 rows\)"):
+        plotting.components(rows, labels)
+    many, labels_of_many = np.tile(rows, (200, 1)), np.tile(labels, 200)
+    first = next(row for row in sample_row_numbers(16_000, 5_000) if row % 80 == 79)
+    with pytest.raises(InvalidInputError, match=f" in row {first} "):
+        plotting.components(many, labels_of_many)
+
+
+def test_axes_have_the_names_of_the_columns_and_scores(rows):
+    frame = pd.DataFrame(rows, columns=["width", "height"])
+    fisher = dkfm.KernelFisher(kernel=GAUSSIAN).fit(frame, frame.width > 0)
+    axes = plotting.decision_regions(fisher, frame)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("width", "height")
+    assert plotting.contours(fisher, frame)[0].get_title() == "discriminant 1"
+    assert plotting.spectrum(dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky").fit(rows)).get_ylabel() == "pivot"
+
+
+def test_pictures_of_several_axes_are_saved_and_only_as_png_into_a_folder(rows, tmp_path):
+    axes = plotting.contours(dkfm.KernelPCA(3, kernel=GAUSSIAN).fit(rows), rows)
+    for name, words in (("x.pdf", r"x\.pdf does not end with \.png"), ("none/x.png", "its folder is not there")):
+        with pytest.raises(InvalidInputError, match=words):
+            plotting.save_picture(axes, tmp_path / name)
+    plotting.save_picture(axes, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -151,7 +151,7 @@ def test_certificates_pair_landmarks_with_points_in_memory_or_not(rng):
     lazily = plotting.certificates(phi, da.from_array(Z, chunks=(300, 3)))
     assert ax.get_title() == lazily.get_title() == "Errors of 262,144 pairs of landmarks and points"
     assert [p.get_height() for p in ax.patches] == [p.get_height() for p in lazily.patches]
-    assert notes_of(ax) == ["512 of 700 landmarks, evenly spread"]
+    assert legend_of(ax)[-1] == "512 of 700 landmarks, evenly spread"
     spread = certificate.sample_evenly(700)
     found = phi.transform(X[spread]) @ phi.transform(Z[certificate.sample_evenly(1000)]).T
     truth = kernels.Gaussian(1.0)(X[spread], Z[certificate.sample_evenly(1000)])
@@ -208,6 +208,7 @@ class Wrong:
 
 PLANE, LINE = np.zeros((4, 2)), np.arange(4.0)
 UNKNOWN = da.from_array(PLANE, chunks=2)[da.from_array(LINE, chunks=2) > 0]
+MASKED = np.ma.masked_array(PLANE, [[True, True], *[[False, False]] * 3])
 BAD = {
     "scores of one dimension": lambda: plotting.components(LINE),
     "no rows": lambda: plotting.components(np.zeros((0, 2))),
@@ -228,6 +229,10 @@ BAD = {
     "three columns": lambda: plotting.decision_regions(Halves(), np.zeros((4, 3))),
     "predictions in columns": lambda: plotting.decision_regions(Wrong(), PLANE),
     "words and numbers": lambda: plotting.decision_regions(Halves(), PLANE, LINE),
+    "masked scores": lambda: plotting.components(MASKED),
+    "masked labels": lambda: plotting.components(PLANE, MASKED[:, 0]),
+    "masked eigenvalues": lambda: plotting.spectrum(MASKED[:, 0] + 1),
+    "masked known values": lambda: plotting.novelty(MASKED[:, 0], LINE),
     "no columns": lambda: plotting.contours(Wrong(), PLANE),
     "contours of three columns": lambda: plotting.contours(Wrong(), np.zeros((4, 3))),
 }

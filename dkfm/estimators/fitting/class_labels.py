@@ -47,7 +47,7 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
         raise InvalidTypeError(f"y must be a label a row: {extract_reason(error)}.") from None
     except ValueError as error:
         raise InvalidInputError(f"y must be a label a row: {extract_reason(error)}.") from None
-    _require_labels(cast("Labels", labels))
+    require_no_missing_labels(cast("Labels", labels), "y")
     require_storable(cast("Labels", labels))
     try:
         check_classification_targets(labels)
@@ -59,16 +59,20 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     return cast("Labels", labels)
 
 
-def _require_labels(labels: Labels) -> None:
-    """Raise an InvalidInputError that names the first row whose label is None, NaN or infinite."""
+def require_no_missing_labels(labels: Labels, name: str, rows: npt.NDArray[np.intp] | None = None) -> None:
+    """Raise an InvalidInputError that names the first row whose label is None, NaN or infinite.
+
+    `rows` (n,) are the numbers of the rows if they are some of the user's.
+    """
     missing = np.zeros(len(labels), np.bool_)
     if labels.dtype.kind == "f":
         missing = ~np.isfinite(labels)
     elif labels.dtype == object:
         missing[:] = [_is_missing(label) for label in labels]
     if missing.any():
+        row = int(missing.argmax() if rows is None else rows[missing.argmax()])
         raise InvalidInputError(
-            f"y must be a label a row, and is None, NaN or infinite in row {missing.argmax()} ({missing.sum():,} of "
+            f"{name} must be a label a row, and is None, NaN or infinite in row {row} ({missing.sum():,} of "
             f"{len(labels):,} rows); leave such rows out."
         )
 
