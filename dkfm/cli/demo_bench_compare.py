@@ -143,17 +143,13 @@ def compare(
     names = list(rows.columns) if isinstance(rows, NamedColumns) else None
     if names is not None and features is None:
         option_parsing.warn_of_ids(names, id_column)
-    if label_column is not None:
-        if names is None:
-            raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
-        y = option_parsing.read_label_column(train, label_column, names)
+    if label_column is not None and names is None:
+        raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
     held_out = None if test is None else open_source(test, "test", columns=names)
-    if label_column is not None and test is not None and names is not None:  # after its rows were opened
-        t = option_parsing.read_label_column(test, label_column, names)
     result = compare_kernels(
         kernels,
         rows,
-        y,
+        label_column if y is None else y,
         test=held_out,
         test_labels=t,
         shrinkage=shrinkage,

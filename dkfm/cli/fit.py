@@ -200,9 +200,9 @@ def _open_table(train: str, model: str, options: FitOptions, feature_map: "Exact
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:
     """Raise unless there are labels or targets where the options say, one for each row of a file."""
     if options.y_columns:
-        features = _list_feature_columns(table, train, options)
+        _list_feature_columns(table, train, options)
         if options.label_column is not None:
-            arguments.read_label_column(train, options.label_column, features)
+            _read_label_column(table, options.label_column)
         else:
             open_source(train, columns=options.y_columns)
     elif options.y_path is not None:
@@ -353,12 +353,19 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
         if options.targets is not None:
             return source, arguments.read_labels(options.targets, "--targets", "target")
         return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
-    features = _list_feature_columns(source, train, options)
+    _list_feature_columns(source, train, options)
     if options.label_column is not None:
-        return source, arguments.read_label_column(train, options.label_column, features)
+        return source, _read_label_column(source, options.label_column)
     targets = open_source(train, columns=options.y_columns)
     values = cast("Array", read_finite(targets, slice(0, targets.shape[0])))
     return source, values if values.shape[1] > 1 else values[:, 0]
+
+
+def _read_label_column(table: Source, name: str) -> "npt.NDArray[np.generic]":
+    from dkfm.sources.label_column import read_label_column
+    from dkfm.sources.parquet import ParquetSource
+
+    return read_label_column(cast("ParquetSource", table), name)
 
 
 def _list_feature_columns(source: Source, train: str, options: FitOptions) -> list[str]:

@@ -70,9 +70,6 @@ KERNEL_PARAMETERS = (
 SCIKIT_LEARN_NAMES = ("additive_chi2", "chi2", "poly", "rbf")
 """Names that scikit-learn alone has."""
 
-_LABEL_CHARACTERS = 1000
-"""Largest length of a label that is text: NumPy takes as much memory for each row."""
-
 KERNEL_HELP = (
     f"One of {', '.join(KERNEL_NAMES)}; of scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; with parameters in --param "
     "or after a colon, as gaussian:sigma=5; module:function, your own f(X, Y) that returns a block of values; or JSON, "
@@ -253,48 +250,6 @@ def read_labels(path: str, option: str, what: str = "label") -> "npt.NDArray[np.
         shapes = "(n,)" if what == "label" else "(n,) or (n, q)"
         raise InvalidInputError(f"{option} takes one {what} a row, of shape {shapes}, and {path} has {labels.shape}.")
     return labels
-
-
-def read_label_column(path: str, name: str, features: Sequence[str]) -> "npt.NDArray[np.generic]":
-    """Return the labels (n,) in a column of a table, or in the key of its folders, as ``country=de``.
-
-    They are text or whole numbers. `features` are other columns.
-    """
-    import numpy as np
-    import pyarrow as pa
-
-    from dkfm.files.location import locate
-    from dkfm.sources.parquet import ParquetSource
-
-    source = ParquetSource.open(locate(path), features[:1], name)  # the labels take the place of ids
-    labels = source.read_ids(slice(0, source.shape[0]))
-    if labels.null_count:
-        raise InvalidInputError(
-            f"The label column {name!r} of {path} has no label in {labels.null_count:,} of {len(labels):,} rows; "
-            "leave these rows out."
-        )
-    if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
-        encoded = labels.dictionary_encode()
-        texts = encoded.dictionary.to_pylist()
-        if max(map(len, texts)) > _LABEL_CHARACTERS or len({text.rstrip("\0") for text in texts}) < len(texts):
-            raise InvalidInputError(
-                f"The label column {name!r} of {path} has text that is no label: longer than {_LABEL_CHARACTERS} "
-                "characters, or equal but for trailing NULs."
-            )
-        return np.asarray(np.array(texts, dtype=np.str_)[encoded.indices.to_numpy()])
-    if pa.types.is_integer(labels.type):
-        return np.asarray(labels.to_numpy())
-    if not (pa.types.is_floating(labels.type) or pa.types.is_boolean(labels.type) or pa.types.is_decimal(labels.type)):
-        raise InvalidInputError(
-            f"The label column {name!r} of {path} holds {labels.type}, and must hold text or whole numbers."
-        )
-    try:
-        return np.asarray(labels.cast(pa.int64()).to_numpy())
-    except pa.ArrowInvalid:
-        raise InvalidInputError(
-            f"The label column {name!r} of {path} has fractions, NaN or numbers beyond 64 bits, and labels are text or "
-            f"whole numbers; dkfm fit --method ridge --target-columns {name} predicts numbers."
-        ) from None
 
 
 def warn_of_ids(features: list[str], id_column: str | None) -> None:

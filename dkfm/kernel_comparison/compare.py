@@ -51,6 +51,7 @@ def compare_kernels(
     *,
     test: object = None,
     test_labels: object = None,
+    columns: Sequence[str] | None = None,
     shrinkage: Shrinkage = "auto",
     on_indefinite: IndefinitePolicy = "raise",
     standardize: bool = False,
@@ -66,11 +67,14 @@ def compare_kernels(
         Kernels as `ExactFeatureMap` accepts them. Without names, the table shows their representations.
     X : array-like, scipy.sparse array, dask collection or path, of shape (n, d)
         Training rows; a path or a URL as `batch_score` accepts it.
-    y : array-like or dask array of shape (n,)
-        Labels of the training rows: integers or strings, of at least two classes.
+    y : array-like or dask array of shape (n,), or str
+        Labels of the training rows: integers or strings, of at least two classes. Or the name of the column of a data
+        frame or a Parquet table X that has them, which is then no feature.
     test, test_labels : the same, of shapes (m, d) and (m,), optional
-        Test rows and their labels; of more than 10,000 a seeded sample is measured. By default a quarter of X is held
-        out, stratified by class.
+        Test rows and their labels, by default those in the same column as of X; of more than 10,000 a seeded sample is
+        measured. Without test rows, a quarter of X is held out, stratified by class.
+    columns : sequence of str, optional
+        Names of the columns of a data frame or a Parquet table that are features; by default all but that of labels.
     shrinkage : float or "auto", default="auto"
         Shrinkage of `KernelFisher`. "auto" chooses that of each kernel by cross-validation over the training rows, and
         takes about twice as long as a number, which is the same for all kernels. One that is too small for noisy rows
@@ -119,7 +123,7 @@ def compare_kernels(
     named, chooses = _list_kernels(kernels), check_shrinkage(shrinkage) is None
     if on_indefinite not in get_args(IndefinitePolicy):
         raise InvalidInputError(f"on_indefinite must be one of raise, clip, and is {on_indefinite!r:.50}.")
-    rows = load_labelled_rows(X, y, test, test_labels, sample, random_state)
+    rows = load_labelled_rows(X, y, test, test_labels, columns, sample, random_state)
     if standardize:
         rows = standardize_columns(rows)
     problem = _find_tsne_problem() if embedding else ""

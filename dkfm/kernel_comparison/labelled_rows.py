@@ -1,14 +1,15 @@
 """Load the labelled training rows and test rows of a comparison into memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dkfm.core import budget
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import is_dask_collection
+from dkfm.core.frames import column_names, describe_known_names, is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, require_finite, stack_rows
 from dkfm.errors import BudgetError, InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_label_array
@@ -51,21 +52,29 @@ class LabelledRows:
 
 
 def load_labelled_rows(
-    X: object, y: object, test: object, test_labels: object, sample: int | None, seed: int
+    X: object,
+    y: object,
+    test: object,
+    test_labels: object,
+    columns: Sequence[str] | None,
+    sample: int | None,
+    seed: int,
 ) -> LabelledRows:
     """Return training and test rows in memory, with their labels; of X a seeded sample of so many rows, or all."""
     if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 1):
         raise InvalidInputError(f"sample is a positive number of rows, or None for all of them; got {sample!r:.50}.")
+    if test is not None and test_labels is None and isinstance(y, str):
+        test_labels = y
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
-    source = _open_source_or_dask(X, "X")
+    source, y = _open_with_labels(X, "X", y, columns)
     names = list(source.columns) if isinstance(source, NamedColumns) else None
     n = source.shape[0]
     numbers = None if sample is None else sample_row_numbers(n, sample, seed)
     # Check the memory of the fit before any row is read.
     kept_rows = n if numbers is None else len(numbers)
     kept_rows -= int(_TEST_SIZE * kept_rows) if test is None else 0
-    _require_memory(kept_rows, getattr(source, "float64s_per_row", 1))
+    _require_memory(kept_rows, getattr(source, "float64s_per_row", source.shape[1]))
     train = _read_rows(source, "X", numbers)
     labels, drawn, whole = check_label_array(y, n, "The comparison"), "", "all"
     if numbers is not None:
@@ -109,7 +118,7 @@ def _load_test_rows(
     test: object, test_labels: object, columns: int, names: list[str] | None, seed: int
 ) -> tuple[Rows, LabelArray, str]:
     """Return the test rows to measure, their labels, and the clause on their origin."""
-    source = _open_source_or_dask(test, "test", names)
+    source, test_labels = _open_with_labels(test, "test", test_labels, fitted_columns=names)
     n, d = (int(size) for size in source.shape)
     if d != columns:
         raise InvalidInputError(f"The test rows have {d} columns, and the training rows have {columns}.")
@@ -120,18 +129,48 @@ def _load_test_rows(
     return _read_rows(source, "test", numbers), labels[numbers], f", taken of {n:,} at random with the seed {seed}"
 
 
-def _open_source_or_dask(data: object, name: str, names: list[str] | None = None) -> Any:
-    """Return a dask array unchanged, and open other data as a source, whose columns are matched by `names`."""
+def _open_with_labels(
+    data: object,
+    name: str,
+    labels: object,
+    columns: Sequence[str] | None = None,
+    fitted_columns: Sequence[str] | None = None,
+) -> tuple[Any, object]:
+    """Return a dask array unchanged, or a source of rows, and their labels, which may be the name of a column of both.
+
+    The columns are as `open_source` takes them, by default all but that of the labels.
+    """
     data = compute_lazy_frame(data)
     if is_dask_collection(data):
         read_matrix_shape(data, name)
-        return data
-    return data if hasattr(data, "read") else open_source(data, name, fitted_columns=names)
+        return data, _require_no_column(labels, name)
+    names = None if hasattr(data, "read") else column_names(data, name)
+    if isinstance(labels, str) and names is not None:
+        if labels not in names:
+            known = describe_known_names([labels], names)
+            raise InvalidInputError(f"{name} has no column {labels!r:.50} of labels; {known}.")
+        others = fitted_columns or [column for column in names if column != labels]
+        return open_source(data, name, columns=columns, fitted_columns=others), data[labels]  # type: ignore[index]  # a data frame
+    source = data
+    if not hasattr(data, "read"):
+        excluded = [labels] if isinstance(labels, str) else []
+        source = open_source(data, name, columns=columns, fitted_columns=fitted_columns, excluded_columns=excluded)
+    if isinstance(labels, str) and isinstance(source, NamedColumns):
+        from dkfm.sources.label_column import read_label_column
+        from dkfm.sources.parquet import ParquetSource
+
+        return source, read_label_column(cast("ParquetSource", source), labels)
+    return source, _require_no_column(labels, name)
 
 
-def _read_rows(data: object, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:
+def _require_no_column(labels: object, name: str) -> object:
+    if isinstance(labels, str):
+        raise InvalidInputError(f"The labels {labels!r:.50} name a column, and {name} has no names of columns.")
+    return labels
+
+
+def _read_rows(source: Any, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:
     """Return the numbered rows, or all rows if there are no numbers, in memory as float64."""
-    source = _open_source_or_dask(data, name)
     if not hasattr(source, "read"):
         return as_float64(as_rows(np.asarray(source if numbers is None else source[numbers]), name))
     n = source.shape[0]

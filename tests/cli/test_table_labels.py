@@ -91,7 +91,7 @@ def refuse_dates(frame):
 @pytest.mark.parametrize(
     ("change", "line", "said"),
     [
-        (refuse_empty, FIT, "The label column 'kind' of x.parquet has no label in 1 of 90 rows; leave these rows out."),
+        (refuse_empty, FIT, "x.parquet has no label in 1 of 90 rows; leave these rows out."),
         (refuse_far, FIT, "has fractions, NaN or numbers beyond 64 bits"),
         (refuse_long, FIT, "longer than 1000 characters"),
         (refuse_equal, FIT, "equal but for trailing NULs"),

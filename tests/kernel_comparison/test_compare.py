@@ -335,7 +335,15 @@ def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install
 def test_the_memory_of_a_comparison_is_checked_with_the_values_of_a_row(monkeypatch, rng):
     checked = []
     monkeypatch.setattr(labelled_rows.memory, "has_factorization_memory", lambda *sizes: not checked.append(sizes))
-    labelled_rows.load_labelled_rows(rng.normal(size=(40, 7)), np.arange(40) % 2, None, None, None, 0)
+    labelled_rows.load_labelled_rows(rng.normal(size=(40, 7)), np.arange(40) % 2, None, None, None, None, 0)
+    assert checked == [(30, 7)]
+
+
+def test_the_memory_of_dask_rows_is_checked_too(monkeypatch, rng):
+    checked = []
+    monkeypatch.setattr(labelled_rows.memory, "has_factorization_memory", lambda *sizes: not checked.append(sizes))
+    rows = da.from_array(rng.normal(size=(40, 7)), chunks=(10, 7))
+    labelled_rows.load_labelled_rows(rows, np.arange(40) % 2, None, None, None, None, 0)
     assert checked == [(30, 7)]
 
 

@@ -1,0 +1,65 @@
+"""Labels that are a column of the rows: of a Parquet table, or of a data frame in memory."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import dkfm
+from dkfm import compare_kernels, kernels
+from dkfm.errors import InvalidInputError
+
+GAUSSIAN = [kernels.Gaussian(1.5)]
+
+
+@pytest.fixture
+def frame(rng):
+    y = np.arange(80) % 2
+    rows = pd.DataFrame(rng.normal(size=(80, 3)) + y[:, np.newaxis], columns=["a", "b", "c"])
+    return rows.assign(kind=y)  # a number, which would be a feature that tells the classes apart
+
+
+def figures(comparison):
+    (one,) = comparison.compared
+    return one.neighbour_accuracy, one.silhouette, one.fisher_accuracy, one.rank
+
+
+@pytest.mark.parametrize(
+    "convert", [lambda frame: frame, pl.from_pandas, pa.Table.from_pandas, "x.parquet", "folder of x.parquet"]
+)
+def test_a_column_of_labels_is_no_feature(convert, frame, tmp_path):
+    rows, test = frame[:60], frame[60:]
+
+    def compare_arrays(columns):
+        return figures(compare_kernels(GAUSSIAN, rows[columns], rows.kind, test=test[columns], test_labels=test.kind))
+
+    if isinstance(convert, str):
+        paths = [tmp_path / name / "x.parquet" for name in ("train", "test")]
+        for path, part in zip(paths, (rows, test), strict=True):
+            path.parent.mkdir()
+            part.to_parquet(path)
+        tables = [path.parent if convert.startswith("folder") else path for path in paths]
+    else:
+        tables = [convert(rows), convert(test)]
+    found = figures(compare_kernels(GAUSSIAN, tables[0], "kind", test=tables[1]))
+    few = figures(compare_kernels(GAUSSIAN, tables[0], "kind", test=tables[1], columns=["c", "a"]))
+    assert found == compare_arrays(["a", "b", "c"])
+    assert few == compare_arrays(["c", "a"])
+    assert few != found
+
+
+def test_a_column_that_is_not_there_is_told(frame, tmp_path, rng):
+    frame.to_parquet(tmp_path / "x.parquet")
+    for rows, words in (
+        (frame, "X has no column 'kinds' of labels; near it: 'kind'"),
+        (tmp_path / "x.parquet", "kinds"),
+        (rng.normal(size=(80, 3)), "The labels 'kinds' name a column, and X has no names of columns"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            compare_kernels(GAUSSIAN, rows, "kinds")
+    np.save(tmp_path / "x.npy", rng.normal(size=(80, 3)))
+    with pytest.raises(InvalidInputError, match="name a column, and X has no names"):
+        compare_kernels(GAUSSIAN, tmp_path / "x.npy", "kind")
+    with pytest.raises(dkfm.errors.DkfmError, match="columns and id_column name columns of Parquet files"):
+        compare_kernels(GAUSSIAN, tmp_path / "x.npy", frame.kind, columns=["a"])
