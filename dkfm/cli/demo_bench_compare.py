@@ -120,6 +120,8 @@ def compare(
         raise click.UsageError("dkfm compare takes --labels, or --label-column of a table; one of them.")
     if label_column is not None and test_labels is not None:
         raise click.UsageError("--test-labels belongs to --labels; with --label-column TEST has that column too.")
+    if labels is not None and (test is None) != (test_labels is None):
+        raise click.UsageError("--test and --test-labels belong together; give both or none.")
     option_parsing.require_one_choice_of_columns(columns, exclude_columns)
     option_parsing.require_no_features(columns, id_column=[id_column], label_column=[label_column])
     kernels = [option_parsing.parse_kernel(spec) for spec in specs]
@@ -127,8 +129,6 @@ def compare(
         import_pyplot()
         local.require_parent_folder(Path(html))
         html_page.require_replaceable_page(Path(html).resolve())
-    y = None if labels is None else option_parsing.read_labels(labels, "--labels")
-    t = None if test_labels is None else option_parsing.read_labels(test_labels, "--test-labels")
     excluded = [*([label_column] if label_column else []), *(option_parsing.parse_list(exclude_columns) or [])]
     features = option_parsing.parse_list(columns)
     rows = open_source(train, columns=features, id_column=id_column, excluded_columns=excluded)
@@ -146,10 +146,14 @@ def compare(
     if label_column is not None and names is None:
         raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
     held_out = None if test is None else open_source(test, "test", columns=names)
+    y = label_column if labels is None else option_parsing.read_labels(labels, "--labels", rows.shape[0])
+    t = None
+    if test_labels is not None and held_out is not None:
+        t = option_parsing.read_labels(test_labels, "--test-labels", held_out.shape[0])
     result = compare_kernels(
         kernels,
         rows,
-        label_column if y is None else y,
+        y,
         test=held_out,
         test_labels=t,
         shrinkage=shrinkage,

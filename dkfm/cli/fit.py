@@ -207,9 +207,7 @@ def _require_labels(table: Source, train: str, options: FitOptions) -> None:
             open_source(train, columns=options.y_columns)
     elif options.y_path is not None:
         option, word = ("--targets", "target") if options.targets else ("--labels", "label")
-        count, n = len(arguments.read_labels(options.y_path, option, word)), table.shape[0]
-        if count != n:
-            raise InvalidInputError(f"{option} has {count} {word}s and {train} has {n} rows.")
+        arguments.read_labels(options.y_path, option, table.shape[0], word)
 
 
 def _build_kernel(options: FitOptions) -> Kernel:
@@ -351,8 +349,10 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
     """Return the source, which has no columns of labels or targets, and these if there are any."""
     if not options.y_columns:
         if options.targets is not None:
-            return source, arguments.read_labels(options.targets, "--targets", "target")
-        return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
+            return source, arguments.read_labels(options.targets, "--targets", source.shape[0], "target")
+        return source, None if options.labels is None else arguments.read_labels(
+            options.labels, "--labels", source.shape[0]
+        )
     _list_feature_columns(source, train, options)
     if options.label_column is not None:
         return source, _read_label_column(source, options.label_column)

@@ -236,13 +236,13 @@ def require_labels_file(path: str, option: str) -> None:
         raise InvalidInputError(f"There is no {path}, which {option} names.")
 
 
-def read_labels(path: str, option: str, what: str = "label") -> "npt.NDArray[np.generic]":
-    """Return the labels (n,), or targets (n,) or (n, q), of a .npy file, which is never unpickled."""
+def read_labels(path: str, option: str, rows: int, what: str = "label") -> "npt.NDArray[np.generic]":
+    """Return the labels (n,), or targets (n,) or (n, q), of rows from a .npy file, which is never unpickled."""
     from dkfm.sources import npy  # imports NumPy, which --help does not need
 
     require_labels_file(path, option)
     try:
-        labels = npy.load_npy(path)
+        labels = npy.load_npy(path, rows)
     except InvalidInputError as error:
         reason = extract_reason(error) + (" (words are saved with .astype(str))" if "objects" in str(error) else "")
         raise InvalidInputError(f"{option} takes a .npy file of one {what} a row: {reason}.") from None

@@ -280,17 +280,19 @@ def _instantiate(cls: type, parameters: Mapping[str, object]) -> Any:
 
 def require_small_config(config: object) -> None:
     """Raise a KernelError if stored values exceed the limits: a hostile file could exhaust time and memory."""
-    parts, stack = 0, [config]
+    parts, stack = 0, [(config, 0)]
     while stack:
-        value = stack.pop()
+        value, depth = stack.pop()
+        if depth > _MAX_DEPTH + 1:  # the reader counts exactly
+            raise KernelError(f"A stored kernel is nested deeper than {_MAX_DEPTH}.")
         if isinstance(value, str) and len(value) > _MAX_TEXT:
             raise KernelError(f"A stored kernel has a text of {len(value)} characters, and may have {_MAX_TEXT}.")
         if isinstance(value, list) and len(value) > _MAX_NUMBERS:
             raise KernelError(f"A stored kernel has a list of {len(value)}, and may have {_MAX_NUMBERS}.")
         if isinstance(value, Mapping):
             parts += 1
-            stack += [*value, *value.values()]
+            stack += [(part, depth + 1) for part in (*value, *value.values())]
         elif isinstance(value, list):
-            stack += [part for part in value if isinstance(part, str | list | Mapping)]
+            stack += [(part, depth + 1) for part in value if isinstance(part, str | list | Mapping)]
         if parts > _MAX_PARTS:
             raise KernelError(f"A stored kernel has more than {_MAX_PARTS} parts.")

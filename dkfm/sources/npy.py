@@ -7,6 +7,7 @@ header is read up to a fixed length, and its shape is checked against the size o
 import io
 import math
 import os
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
@@ -166,16 +167,25 @@ class RemoteNpySource(DenseRows):
         return chunk_cache.as_float(np.frombuffer(data, self.dtype_str).reshape(-1, self.shape[1]), self.keep_float32)
 
 
-def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
+def load_npy(path: str | Path, rows: int | None = None) -> npt.NDArray[np.generic]:
     """Return the array of a .npy file.
+
+    Parameters
+    ----------
+    path : str or Path
+        Path of the file.
+    rows : int, optional
+        Number of rows that the file must have.
 
     Raises
     ------
     InvalidInputError
-        The file cannot be read as a .npy file.
+        The file cannot be read as a .npy file, or has another number of rows, of which then none is read.
     """
     with _open(path) as file:
         header = _read_header(file, path)
+        if rows is not None and header.shape[:1] != (rows,):
+            raise InvalidInputError(f"{path} has the shape {header.shape}, and must have {rows:,} rows.")
         try:
             values = np.empty(header.shape[::-1] if header.fortran_order else header.shape, header.dtype)
             file.seek(header.offset)
@@ -183,6 +193,10 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
         except (EOFError, OSError, ValueError, MemoryError) as error:
             cause = "it was cut short" if isinstance(error, EOFError) else extract_reason(error)
             raise InvalidInputError(f"{path} cannot be read as a .npy file: {cause}.") from None
+    if values.dtype.kind == "U" and values.size:
+        points = values.view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
+        if points.max() > sys.maxunicode:
+            raise InvalidInputError(f"{path} cannot be read as a .npy file: its text is not Unicode.")
     return values.T if header.fortran_order else values
 
 

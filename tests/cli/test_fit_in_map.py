@@ -110,7 +110,11 @@ def test_labels_of_a_table_are_no_features_of_the_plan_nor_of_the_fit(data):
         ("x.npy m --map nowhere", 1, "nowhere"),
         ("x.npy map --map map --dry-run", 1, "map"),
         ("x.npy m --map map --method ridge --targets none.npy --dry-run", 1, "There is no none.npy"),
-        ("x.npy m --map map --method fisher --labels few.npy --dry-run", 1, "has 5 labels and x.npy has 600 rows"),
+        (
+            "x.npy m --map map --method fisher --labels few.npy --dry-run",
+            1,
+            "shape (5,), and must have 600 rows",
+        ),
         ("x.parquet m --map named --method fisher --label-column none --dry-run", 1, "none"),
         ("x.parquet m --map named --method ridge --target-columns label,c", 1, "'c' is a feature of the map"),
         ("x.parquet m --map named --method ridge --target-columns c --dry-run", 1, "'c' is a feature of the map"),

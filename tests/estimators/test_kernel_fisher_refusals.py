@@ -124,7 +124,7 @@ def test_a_shrinkage_that_is_none_is_a_usage_error(run, command, value):
         ("--labels objects.npy", "takes a .npy file"),
         ("--labels several.npz", "takes a .npy file of one label a row"),
         ("--labels train.npy", "of shape (n,), and train.npy has (120, 4)"),
-        ("--labels short.npy", "100 labels and X has 120 rows"),
+        ("--labels short.npy", "short.npy has the shape (100,), and must have 120 rows"),
         ("--labels same.npy", "1 class"),
         ("--labels numbers.npy", "label a row"),
         ("--labels y.npy --shrinkage 0", "singular"),

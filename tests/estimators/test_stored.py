@@ -101,3 +101,35 @@ def test_a_store_of_another_precision_than_it_says_is_refused(rng, tmp_path):
     phi.save(tmp_path / "phi")
     with pytest.raises(UnsupportedStoreError, match="not of the precision"):
         dkfm.load(tmp_path / "phi")
+
+
+def without_moments(record):
+    arrays = {name: array for name, array in record.extra_arrays.items() if name not in ("codes", "mean")}
+    return replace(record, extra_arrays=arrays)
+
+
+def without_columns(record):
+    decision = replace(record.model.head("decision_function"), n_leading_columns=0)
+    return replace(record, model=replace(record.model, heads={**record.model.heads, "decision_function": decision}))
+
+
+def with_numbers(**numbers):
+    return lambda record: replace(record, fitted={**record.fitted, "numbers": {**record.fitted["numbers"], **numbers}})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("discriminants", without_moments, "neither the classes of their rows nor moments"),
+        ("discriminants of a map", without_moments, "neither the classes of their rows nor moments"),
+        ("ridge classifier", without_columns, "outputs of a regression"),
+        ("components", with_numbers(total_weight=0.0), "weight or the variance"),
+        ("components", with_numbers(total_weight=-60.0, total_variance=1e-9), "weight or the variance"),
+        ("components of a map", with_numbers(total_variance=-1.0), "weight or the variance"),
+    ],
+)
+def test_values_that_no_fit_has_are_refused(name, change, words, rng):
+    record = FITS[name](rng.normal(size=(60, 3)))._to_record()
+    opening._from_record(record)
+    with pytest.raises(UnsupportedStoreError, match=words):
+        opening._from_record(change(record))

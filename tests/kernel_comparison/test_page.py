@@ -144,13 +144,15 @@ def test_the_command_says_what_is_wrong_with_its_files(folder):
         (["none.npy", "--labels", "y.npy"], "There is no"),
         (["x.npy", "--labels", "none.npy"], "There is no none.npy"),
         (["x.npy", "--labels", "objects.npy"], "--labels takes a .npy file"),
-        (["x.npy", "--labels", "t.npy"], "100 labels"),
-        (["x.npy", "--labels", "y.npy", "--test", "z.npy"], "belong together"),
+        (["x.npy", "--labels", "t.npy"], "t.npy has the shape (100,), and must have 200 rows"),
     ):
         result = run(*words)
         assert result.exit_code == 1
         assert said in result.stderr
     assert run("x.npy").exit_code == 2
+    for words in (["--test", "z.npy"], ["--test-labels", "t.npy"]):
+        result = run("x.npy", "--labels", "y.npy", *words)
+        assert (result.exit_code, "belong together" in result.stderr) == (2, True)
 
 
 def test_columns_of_a_table_are_taken_by_name_on_both_sides(folder, rows):

@@ -250,8 +250,18 @@ def test_a_stored_kernel_nested_beyond_reason_is_refused():
     stored = {"name": "linear"}
     for _ in range(100):
         stored = {"name": "power", "kernel": stored, "exponent": 1}
-    with pytest.raises(KernelError, match="32 deep"):
+    with pytest.raises(KernelError, match="nested deeper than 32"):
         serialization.from_config(stored)
+
+
+@pytest.mark.parametrize("depth", [33, 40, 600, 5000])
+def test_json_of_the_command_line_nested_beyond_reason_is_refused(depth):
+    in_objects, in_lists = {"name": "linear"}, [{"name": "linear"}]
+    for _ in range(depth):
+        in_objects, in_lists = {"name": "exp", "kernel": in_objects}, [in_lists]
+    for stored in (in_objects, {"name": "sum", "terms": in_lists}):
+        with pytest.raises(KernelError, match=r"nested (deeper than|at most) 32"):
+            serialization.from_config(serialization.fill_in_median_widths(stored))
 
 
 def test_a_kernel_that_could_not_be_read_back_is_not_written():

@@ -37,6 +37,9 @@ class StoredComponents(StoredEstimator):
             raise UnsupportedStoreError("The fitted arrays of components do not fit their model.")
         if not (arrays.get("sample_weight", np.ones(1)) > 0).all():
             raise UnsupportedStoreError("The weights of the training rows are not all positive.")
+        numbers = cast("dict[str, float]", record.fitted["numbers"])
+        if not numbers["total_weight"] > 0 or numbers["total_variance"] < 0:
+            raise UnsupportedStoreError("The weight or the variance of components is negative.")
         return record
 
     @property

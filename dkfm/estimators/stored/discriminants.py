@@ -49,6 +49,8 @@ class StoredDiscriminants(StoredEstimator):
         shapes |= {"mean": (n,)}
         if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
             raise UnsupportedStoreError("The fitted arrays of discriminants do not fit their model.")
+        if "codes" not in arrays and not {"squares", "mean"} <= arrays.keys():
+            raise UnsupportedStoreError("Discriminants have neither the classes of their rows nor moments of features.")
         codes = arrays.get("codes", np.arange(count))
         if codes.dtype.kind != "i" or not np.array_equal(np.unique(codes), np.arange(count)):
             raise UnsupportedStoreError("The classes of the training rows are not those of their model.")

@@ -42,7 +42,11 @@ class StoredRidge(StoredEstimator):
             raise UnsupportedStoreError("The penalties of a path do not fit their errors.")
         if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
             raise UnsupportedStoreError("The fitted arrays of a regression do not fit its model.")
-        if {name: head.link for name, head in record.model.heads.items()} != cls.head_links:
+        heads = record.model.heads
+        if (
+            any(head.n_columns != q for head in heads.values())
+            or {name: head.link for name, head in heads.items()} != cls.head_links
+        ):
             raise UnsupportedStoreError("The outputs of a regression are not what dkfm writes.")
         fitted_alpha = record.parameters["fitted_alpha"]
         alphas = fitted_alpha if isinstance(fitted_alpha, list) else [fitted_alpha] * q

@@ -54,7 +54,7 @@ OPENED = {
     "x.npy": open_source,
     "x.npz": open_source,
     "x.parquet": open_source,
-    "labels": lambda path: option_parsing.read_labels(str(path), "--labels"),
+    "labels": lambda path: option_parsing.read_labels(str(path), "--labels", 5),
     "scheduler.json": opened_as_scheduler,
     "hosts": lambda path: ssh._read_hosts(str(path)),
     "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
@@ -161,6 +161,28 @@ def test_npy_files_of_any_order_and_dtype_read_as_numpy_does(dtype, order, tmp_p
     np.testing.assert_array_equal(npy.load_npy(tmp_path / "x.npy"), stored)
 
 
+def test_labels_that_are_not_one_a_row_are_refused_before_they_are_read(tmp_path):
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (2**28,)})
+        file.truncate(file.tell() + 8 * 2**28)  # a hole
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match=r"shape \(268435456,\), and must have 60 rows"):
+            npy.load_npy(tmp_path / "x.npy", 60)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["<U1", ">U3"])
+def test_text_that_is_not_unicode_is_refused(dtype, tmp_path):
+    np.save(tmp_path / "x.npy", np.full(6, 0x110000, np.dtype("u4").newbyteorder(dtype[0])).view(dtype))
+    with pytest.raises(InvalidInputError, match="its text is not Unicode"):
+        npy.load_npy(tmp_path / "x.npy")
+    np.save(tmp_path / "y.npy", np.array(["\U0010ffff", ""], dtype))
+    assert npy.load_npy(tmp_path / "y.npy").tolist() == ["\U0010ffff", ""]
+
+
 @pytest.mark.slow
 def test_rows_outlive_a_file_that_is_cut_short(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((100_000, 4)))
@@ -190,14 +212,14 @@ def test_a_npy_file_that_is_cut_while_it_is_read_is_an_error(dtype, order, tmp_p
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("read", [open_source, lambda path: option_parsing.read_labels(str(path), "--labels")])
+@pytest.mark.parametrize("read", [open_source, lambda path: option_parsing.read_labels(str(path), "--labels", 5)])
 def test_a_header_of_gigabytes_takes_no_memory(read, tmp_path):
     code = (
         "import resource, sys; from pathlib import Path; from dkfm.cli import option_parsing as arguments\n"
         "from dkfm.sources.opening import open_source\nfrom dkfm.errors import InvalidInputError\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0]) * 4096 + 2**28\n"
         "resource.setrlimit(resource.RLIMIT_AS, (pages, pages))\n"
-        "try: open_source(sys.argv[1]) if sys.argv[2] == 'rows' else arguments.read_labels(sys.argv[1], '--labels')\n"
+        "try: open_source(sys.argv[1]) if sys.argv[2] == 'rows' else arguments.read_labels(sys.argv[1], '--labels', 5)\n"
         "except InvalidInputError as error: print(error)"
     )
     with (tmp_path / "x.npy").open("wb") as file:
