@@ -348,11 +348,10 @@ def _ridge_class(options: FitOptions) -> "type[RidgeEstimator]":
 def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":
     """Return the source, which has no columns of labels or targets, and these if there are any."""
     if not options.y_columns:
-        if options.targets is not None:
-            return source, arguments.read_labels(options.targets, "--targets", source.shape[0], "target")
-        return source, None if options.labels is None else arguments.read_labels(
-            options.labels, "--labels", source.shape[0]
-        )
+        if options.y_path is None:
+            return source, None
+        option, word = ("--targets", "target") if options.targets else ("--labels", "label")
+        return source, arguments.read_labels(options.y_path, option, source.shape[0], word)
     _list_feature_columns(source, train, options)
     if options.label_column is not None:
         return source, _read_label_column(source, options.label_column)

@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, count, islice
 from typing import Literal, TypeAlias, get_args
 
@@ -135,8 +136,7 @@ def compare_kernels(
         label = name or f"{spec!r:.100}"
         log_stage("compare", f"kernel {position:,} of {len(named):,}, {label}", number=position, total=len(named))
         try:
-            with warnings.catch_warnings():  # the result tells what was dropped, and of which kernel
-                warnings.filterwarnings("ignore", "There are significant negative eigenvalues", DkfmWarning)
+            with _name_kernel_in_warnings(label):
                 compared.append(_measure_kernel(name, spec, rows, shrinkage, on_indefinite, seed))
         except (KernelError, InvalidInputError) as error:
             refused[_make_unique(name or repr(spec), refused)] = str(error)
@@ -146,6 +146,21 @@ def compare_kernels(
     labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
     words = *_describe_measurements(rows, chooses), *_describe_scales(rows.train)
     return Comparison(tuple(compared), refused, words, *labels, problem)
+
+
+@contextmanager
+def _name_kernel_in_warnings(label: str) -> Iterator[None]:
+    """Put the name of a kernel before warnings of dkfm; the result tells what was dropped."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        for one in caught:
+            if not issubclass(one.category, DkfmWarning):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            elif not str(one.message).startswith("There are significant negative eigenvalues"):
+                warnings.warn(f"{label}: {one.message}", one.category, stacklevel=4)
 
 
 def _log_comparison(rows: LabelledRows, kernels: int, chooses_shrinkage: bool) -> None:

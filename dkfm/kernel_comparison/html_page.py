@@ -39,10 +39,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page: its heading, paragraphs and pictures."""
+    """A section of a page: its heading and pictures."""
 
     title: str
-    paragraphs: Sequence[str]
     pictures: Sequence[Picture]
 
 

@@ -87,6 +87,8 @@ def load_labelled_rows(
     else:
         others, other_labels, held_out = _load_test_rows(test, test_labels, train.shape[1], names, seed)
     concatenate_labels(labels, other_labels, "Labels and test labels")
+    if not np.isin(other_labels, labels).any():
+        raise InvalidInputError("None of the test labels is a label of the training rows.")
     if not 2 <= len(np.unique(labels)) < len(labels):
         raise InvalidInputError(
             f"Kernels are compared by classes, at least two and with several rows, and {len(labels):,} training rows "

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -70,12 +70,12 @@ class KernelResult:
     shrinkage: float
     fisher_accuracy: float
     seconds: float
-    eigenvalues: Array
-    dropped: Array
-    discriminants: Array
+    eigenvalues: Array = field(repr=False)
+    dropped: Array = field(repr=False)
+    discriminants: Array = field(repr=False)
     discriminants_problem: str = ""
     is_clipped: bool = False
-    embedding: Embedding | None = None
+    embedding: Embedding | None = field(default=None, repr=False)
 
     def to_table_row(self) -> Row:
         """Return the row of this kernel in the table."""
@@ -110,9 +110,9 @@ class Comparison:
     compared: tuple[KernelResult, ...]
     refused: Mapping[str, str]
     words: tuple[str, ...]
-    _labels: LabelArray
-    _test_labels: LabelArray
-    _tsne_problem: str
+    _labels: LabelArray = field(repr=False)
+    _test_labels: LabelArray = field(repr=False)
+    _tsne_problem: str = field(repr=False)
 
     @property
     def table(self) -> Table:
@@ -120,9 +120,9 @@ class Comparison:
         return Table("Kernels", [result.to_table_row() for result in self.compared])
 
     def _list_problems(self) -> list[str]:
-        """Return a sentence for each kernel that is left out, clipped, or has no discriminants."""
+        """Return a sentence for each kernel that is left out, clipped, or has no discriminants, and for t-SNE."""
         refused = (f"{name} is left out: {reason}" for name, reason in self.refused.items())
-        return [*refused, *self._list_remarks()]
+        return [*refused, *self._list_remarks(), *([self._tsne_problem] if self._tsne_problem else [])]
 
     def _list_remarks(self) -> list[str]:
         """Return a sentence for each compared kernel that is clipped, or has no discriminants."""
@@ -158,9 +158,9 @@ class Comparison:
         MissingExtraError
             Matplotlib is not installed.
         """
-        notes = [*self.words, *self._list_problems(), *([self._tsne_problem] if self._tsne_problem else [])]
+        notes = [*self.words, *self._list_problems()]
         sections = [
-            html_page.Section(result.name, (), tuple(_draw_pictures(result, self._labels, self._test_labels)))
+            html_page.Section(result.name, tuple(_draw_pictures(result, self._labels, self._test_labels)))
             for result in self.compared
         ]
         return html_page.render_page("Kernels compared", notes, self.table.format_cells(), sections)

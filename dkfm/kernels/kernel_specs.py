@@ -160,8 +160,10 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
         return from_sklearn(name, **parameters)
     if own is None:
         known = sorted({*_FACTORIES, *serialization.list_named_kernels()})
-        near = find_similar_names(name[:50], known)
+        near = find_similar_names(name[:50].partition(":")[0], known)
         hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(known)}"
+        if ":" in name:
+            hint += "; only the command line takes parameters after a colon"
         raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
     if is_theirs and set(parameters).difference(own):
         raise KernelError(

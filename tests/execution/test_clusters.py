@@ -289,7 +289,7 @@ def test_a_port_of_something_else_a_file_that_is_none_and_no_certificate_are_a_s
     for address, told in (
         (client.dashboard_link.replace("http", "tcp").removesuffix("/status"), "is it the port of its dashboard?"),
         (str(tmp_path / "scheduler.json"), "is not the file of a running scheduler"),
-        (str(tmp_path / "none.json"), "is not the file of a running scheduler"),
+        (str(tmp_path / "none.json"), "none.json; it is the file that a scheduler writes"),
         ("tls://127.0.0.1:1", "cluster/tls makes some"),
     ):
         code, lines = _said("score", "m", "r", "o", "--scheduler", address)

@@ -319,8 +319,10 @@ def test_the_pictures_are_the_same_of_the_same_rows(text, rows):
 
 def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictures(rows, monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
-    text = dkfm.compare_kernels([K1], *rows[:2], embedding=True).to_html()
+    found = dkfm.compare_kernels([K1], *rows[:2], embedding=True)
+    text = found.to_html()
     assert "t-SNE needs openTSNE; install it with pip install &#39;dkfm[tsne]&#39;." in text
+    assert "t-SNE needs openTSNE" in str(found)
     assert len(Parsed(text).of("img")) == 2
 
 

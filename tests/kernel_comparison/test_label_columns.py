@@ -8,7 +8,7 @@ import pytest
 
 import dkfm
 from dkfm import compare_kernels, kernels
-from dkfm.errors import InvalidInputError
+from dkfm.errors import DkfmWarning, InvalidInputError
 
 GAUSSIAN = [kernels.Gaussian(1.5)]
 
@@ -47,6 +47,18 @@ def test_a_column_of_labels_is_no_feature(convert, frame, tmp_path):
     assert found == compare_arrays(["a", "b", "c"])
     assert few == compare_arrays(["c", "a"])
     assert few != found
+
+
+def test_what_a_comparison_tells_is_short_and_names_the_kernel(frame):
+    far = frame[["a", "b", "c"]] + 1e6
+    with pytest.warns(DkfmWarning, match=r"^offset: The certificate of ") as caught:
+        found = compare_kernels({"near": GAUSSIAN[0], "offset": kernels.Polynomial(3)}, far, frame.kind)
+    assert all(str(one.message).startswith("offset: ") for one in caught)
+    assert len(repr(found)) < 2_000
+    labels = ["elsewhere"] * 20
+    kinds = frame.kind.map({0: "a", 1: "b"})
+    with pytest.raises(InvalidInputError, match="None of the test labels is a label of the training rows"):
+        compare_kernels(GAUSSIAN, far[:60], kinds[:60], test=far[60:], test_labels=labels)
 
 
 def test_a_column_that_is_not_there_is_told(frame, tmp_path, rng):

@@ -100,6 +100,8 @@ def _scheduler_address(spec: str) -> str:
         if "://" not in spec and not port.strip(" /").isdigit():
             raise SchedulerNameError(f"{spec} names no scheduler; the forms are {_FORMS}.")
         return spec if "://" in spec else f"tcp://{spec}"
+    if not _exists(spec):
+        raise ClusterError(f"There is no {spec}; it is the file that a scheduler writes with --scheduler-file.")
     try:
         address = json_reading.read_json(Path(spec), _MAX_FILE_BYTES).get("address")
         if not isinstance(address, str):

@@ -219,7 +219,8 @@ def test_a_header_of_gigabytes_takes_no_memory(read, tmp_path):
         "from dkfm.sources.opening import open_source\nfrom dkfm.errors import InvalidInputError\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0]) * 4096 + 2**28\n"
         "resource.setrlimit(resource.RLIMIT_AS, (pages, pages))\n"
-        "try: open_source(sys.argv[1]) if sys.argv[2] == 'rows' else arguments.read_labels(sys.argv[1], '--labels', 5)\n"
+        "path, what = sys.argv[1:]\n"
+        "try: open_source(path) if what == 'rows' else arguments.read_labels(path, '--labels', 5)\n"
         "except InvalidInputError as error: print(error)"
     )
     with (tmp_path / "x.npy").open("wb") as file:
