@@ -12,6 +12,10 @@ from dkfm.core.display.quantities import format_bytes
 from dkfm.numerics.model import Model
 
 
+_SHOWN_VALUES = 5
+"""Penalties of targets that are shown, at most."""
+
+
 class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Add a table of the fitted model to the HTML display of scikit-learn."""
 
@@ -46,6 +50,12 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
             fitted["error bound"] = "not known, for training rows were sampled" if bound is None else f"{bound:.1e}"
         if "rounding_" in attributes:
             fitted["rounding"] = f"{attributes['rounding_']:.1e} of the spread of the outputs"
+        if attributes.get("total_variance_", 0.0) > 0:  # it may be unknown
+            share = self.explained_variance_.sum() / attributes["total_variance_"]
+            fitted["share of the variance"] = f"{share:.1%}"
+        for name in ("shrinkage_", "alpha_"):
+            chosen = np.atleast_1d(getattr(self, name, ()))
+            fitted[name.rstrip("_")] = ", ".join(f"{value:.3g}" for value in chosen[:_SHOWN_VALUES])
         facts = {
             "outputs": ", ".join(f"{name} ({head.width:,})" for name, head in model.heads.items()),
             "rank": f"{self.rank_:,}" if hasattr(self, "rank_") else "",

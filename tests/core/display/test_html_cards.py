@@ -111,6 +111,17 @@ def test_fitted_components_show_how_many_they_are_and_that_rows_are_sparse(rows)
     assert "rank" not in page.cells
 
 
+def test_what_a_fit_chose_is_shown(rows):
+    pca, fisher = dkfm.KernelPCA(2).fit(rows), dkfm.KernelFisher(shrinkage="auto").fit(rows, rows[:, 0] > 0)
+    shown = card_of(pca._repr_html_()).cells["share of the variance"]
+    assert shown == f"{pca.explained_variance_ratio_.sum():.1%}"
+    assert card_of(fisher._repr_html_()).cells["shrinkage"] == f"{fisher.shrinkage_:.3g}"
+    one, two = (dkfm.KernelRidge("loo").fit(rows, rows[:, columns]) for columns in (0, [0, 1]))
+    assert card_of(one._repr_html_()).cells["alpha"] == f"{one.alpha_:.3g}"
+    assert card_of(two._repr_html_()).cells["alpha"] == ", ".join(f"{alpha:.3g}" for alpha in two.alpha_)
+    assert "alpha" not in card_of(pca._repr_html_()).cells
+
+
 def test_a_folded_model_shows_its_outputs_and_what_folding_rounds(rows):
     phi = dkfm.ExactFeatureMap(Gaussian(2.0)).fit(rows)
     folded = dkfm.fold(phi, RidgeClassifier().fit(phi.transform(rows), rows[:, 0] > 0))
