@@ -15,7 +15,6 @@ from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import fit_certificates, out_of_core_rows, pca
 from dkfm.estimators.fitting.parameter_types import ComponentPolicy, DType, EigenSolver, Formulation
-from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.components import StoredComponents
@@ -221,7 +220,7 @@ class KernelPCA(InverseTransformMixin):
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
-        kernel, gamma = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        kernel, gamma = pca.resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)
         columns: dict[str, Array] = {}

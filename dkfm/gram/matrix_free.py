@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -162,13 +162,13 @@ def multiply_tile(
     """Compute a tile in pieces; return its product with the right side, and that of its transpose."""
     require_fit_worker(requirements)
     rows, columns = (chunking.row_slice(number, source.shape[0], tile_rows) for number in pair)
-    X, V = source.read(rows), _read_right_side(right, rows)
+    X, V = source.read(rows), cast("Array", right.read(rows))  # it is dense
     with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
         parts: tuple[Array, ...]
         if rows == columns:
             parts = (_multiply_diagonal(kernel, X, V),)
         else:
-            parts = _multiply_off_diagonal(kernel, X, source.read(columns), V, _read_right_side(right, columns))
+            parts = _multiply_off_diagonal(kernel, X, source.read(columns), V, cast("Array", right.read(columns)))
         if not all(np.isfinite(part).all() for part in parts):
             _require_finite_values(kernel, X, source.read(columns), (rows.start, columns.start))
             raise KernelError(f"Products with the values of {kernel!r} are not finite.")
@@ -180,13 +180,6 @@ def _require_finite_values(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, i
     for columns in chunking.row_slices(Y.shape[0], PIECE_COLUMNS):
         for rows in chunking.row_slices(X.shape[0], PIECE_ROWS):
             evaluate_block(kernel, X[rows], Y[columns], (first[0] + rows.start, first[1] + columns.start))
-
-
-def _read_right_side(source: Source, rows: slice) -> Array:
-    values = source.read(rows)
-    if not isinstance(values, np.ndarray):
-        raise AssertionError("The right side of a product is dense.")
-    return values
 
 
 def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:

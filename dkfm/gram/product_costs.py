@@ -38,7 +38,7 @@ _LONG_TRIAL = 5e-3
 _SAME_TIME = 1.3
 """Factor up to which two predicted times are as good as the same."""
 
-_SHARED_SECONDS = 1.25
+SHARED_SECONDS = 1.25
 """Factor by which tasks take longer where several run, which share caches and memory, and read their rows."""
 
 _PRODUCT_ROWS = 512
@@ -219,7 +219,7 @@ def _cost_matrix_free(task: LanczosProblem) -> ProductCost:
     products = task.products - (task.products > 1 and has_near_start(kernel))
     all_products = products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
     tiles = count_tiles(task.n, rows)
-    values = _SHARED_SECONDS * rows * rows * tiles * (tiles + 1) / 2
+    values = SHARED_SECONDS * rows * rows * tiles * (tiles + 1) / 2
     seconds = values * all_products / task.threads + task.basis_seconds
     each = budget.matrix_free_task_bytes(
         rows, task.float64s_per_row, columns, kernel.peak_blocks, kernel.landmark_copies
@@ -245,7 +245,7 @@ def factor_seconds(n: int, threads: int, seconds_per_value: float = 0.0) -> floa
 
     A kernel value takes `seconds_per_value` of one thread; by default the matrix is there already.
     """
-    values = _SHARED_SECONDS * n * n / 2 * seconds_per_value / threads
+    values = SHARED_SECONDS * n * n / 2 * seconds_per_value / threads
     return budget.factor_seconds(n, threads, multiplication_seconds()) + values
 
 

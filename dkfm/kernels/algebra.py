@@ -87,6 +87,10 @@ class Wrapper(PreparedKernel):
         """Number of copies that the inner kernel keeps."""
         return self.kernel.landmark_copies
 
+    def resolve(self, X: Rows) -> Kernel:
+        """Resolve the inner kernel."""
+        return replace(self, kernel=self.kernel.resolve(X))  # type: ignore[type-var]  # every subclass is a dataclass
+
 
 class ElementwiseKernel(TwoPrecisionKernel, Wrapper):
     """Base class of elementwise functions of a kernel's values, computed in place."""
@@ -109,10 +113,6 @@ class ElementwiseKernel(TwoPrecisionKernel, Wrapper):
             map_values=lambda values: self._map_values(inner.map_values(values)),
             supports_float32=inner.supports_float32 and self._keeps_float32(),
         )
-
-    def resolve(self, X: Rows) -> Kernel:
-        """Resolve the inner kernel."""
-        return replace(self, kernel=self.kernel.resolve(X))  # type: ignore[type-var]  # every subclass is a dataclass
 
     def diagonal(self, X: Rows) -> Array:
         """Return the function of the inner kernel's diagonal."""

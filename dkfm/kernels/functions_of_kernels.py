@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
@@ -272,10 +272,6 @@ class Normalized(TwoPrecisionKernel, Wrapper):
             return values
 
         return block
-
-    def resolve(self, X: Rows) -> Kernel:
-        """Resolve the inner kernel."""
-        return replace(self, kernel=self.kernel.resolve(X))
 
     def diagonal(self, X: Rows) -> Array:
         """Return 1 for each row, but 0 where k(x, x) = 0."""

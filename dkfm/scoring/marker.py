@@ -14,10 +14,7 @@ from dkfm.errors import DamagedStoreError, IncompleteStoreError
 from dkfm.scoring import output_store
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import MAX_NUMBER, ChunkReceipt
-from dkfm.storage import json_reading, store_metadata
-
-_MAX_MARKER_BYTES = 2**26
-"""Largest marker that is read, in bytes."""
+from dkfm.storage import output_files, store_metadata
 
 _COLUMNS = ("crc32c", "invalid_rows", "bytes")
 """Fields of the receipts in a marker."""
@@ -104,13 +101,12 @@ def read_input_stamp(output: Output) -> str:
 
 
 def _read_required_marker(output: Output) -> dict[str, object]:
-    opened = output.output_location.open_for_reading(store_metadata.MARKER, _MAX_MARKER_BYTES)
-    if opened is None:
+    found = output_files.read_json(output.output_location, store_metadata.MARKER, store_metadata.MAX_MARKER_BYTES)
+    if found is None:
         raise IncompleteStoreError(
             f"{output.root} has no {store_metadata.MARKER} marker: the job did not finish; run the same command again."
         )
-    with opened:
-        return json_reading.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{store_metadata.MARKER}")
+    return found
 
 
 def _build_table(output: Output, checksums: list[list[int]], invalid: list[int], sizes: list[int]) -> ReceiptTable:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dkfm.errors import DamagedStoreError
 from dkfm.storage import json_reading, store_metadata
-from dkfm.storage.output_files import OutputLocation
+from dkfm.storage.output_files import OutputLocation, read_json
 
 _MIN_SEGMENT_INTERVAL = 0.05
 """Least seconds between two segments."""
@@ -166,12 +166,10 @@ def read_receipts(
 
 def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> Iterable[ChunkReceipt]:
     """Return the receipts of one segment, if its output and its input are those wanted, or any where that is None."""
-    opened = location.open_for_reading(name, json_reading.MAX_JSON)
-    if opened is None:
-        return []
     try:
-        with opened:
-            content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
+        content = read_json(location, name)
+        if content is None:
+            return []
         found_id, found_stamp, text = (str(content[key]) for key in ("output", "input", "receipts"))
         is_sound = json_reading.compute_text_crc32c(found_id, found_stamp, text) == content["crc32c"]
         is_requested = all(want in (None, found) for want, found in zip(wanted, (found_id, found_stamp), strict=True))

@@ -348,3 +348,12 @@ class _PendingObject:
 def output_at(root: Location) -> OutputLocation:
     """Return the location of the output at a path or URL."""
     return RemoteOutput(root) if isinstance(root, Remote) else LocalOutput(root)
+
+
+def read_json(location: OutputLocation, name: str, max_bytes: int = json_reading.MAX_JSON) -> dict[str, object] | None:
+    """Return the JSON object in a file of an output; None if the file does not exist."""
+    opened = location.open_for_reading(name, max_bytes)
+    if opened is None:
+        return None
+    with opened:
+        return json_reading.parse_json(opened.read(max_bytes + 1), f"{location}/{name}")

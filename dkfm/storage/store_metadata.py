@@ -25,7 +25,8 @@ VERSIONS = {"factor": 1, "gram": 1, "model": 2, "root": 1, "rows": 1, "scores": 
 MARKER = "_COMPLETE"
 """Name of the marker file, which is written last: a store without it is not complete."""
 
-_MAX_MARKER_BYTES = 2**26
+MAX_MARKER_BYTES = 2**26
+"""Largest size of a marker that is read, in bytes."""
 
 JOURNAL = "_journal"
 """Folder of the receipts of an unfinished output."""
@@ -392,4 +393,4 @@ def read_completion_marker(root: Path) -> dict[str, object]:
     """Return the content of the completion marker; raise an IncompleteStoreError if there is none."""
     if _is_link(root / MARKER) or not (root / MARKER).is_file():
         raise IncompleteStoreError(f"{root} has no {MARKER} marker: whatever wrote it did not finish.")
-    return json_reading.read_json(root / MARKER, _MAX_MARKER_BYTES)
+    return json_reading.read_json(root / MARKER, MAX_MARKER_BYTES)

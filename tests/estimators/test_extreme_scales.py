@@ -3,7 +3,6 @@
 Powers of two are exact, so that what a road without overflow and underflow computes has the same bits.
 """
 
-import re
 import warnings
 
 import numpy as np
@@ -73,7 +72,7 @@ def test_discriminants_of_scaled_weights_are_the_same(scale, rng):
 )
 def test_kernel_values_whose_inverse_overflows_are_refused(fit, rng):
     X = rng.normal(size=(60, 3))
-    with pytest.raises(InvalidInputError, match=re.escape("take 1e-280 to 1e+280; scale the kernel or the rows up.")):
+    with pytest.raises(InvalidInputError, match=r"scale the kernel or the rows up\.$"):
         fit(X, (X[:, 0] > 0).astype(int))
 
 
@@ -87,4 +86,4 @@ def test_kernel_values_whose_sums_overflow_are_refused(rows, solver):
 def test_kernel_values_that_are_too_large_to_solve_with_are_refused(rng):
     X = rng.normal(size=(20, 3))
     with pytest.raises(DkfmError, match=r"scale the kernel or the rows down\."):
-        KernelRidge(1.0, kernel=1e290 * kernels.Gaussian(1.0)).fit(X, X[:, 0])
+        KernelRidge(1.0, kernel=1e304 * kernels.Gaussian(1.0)).fit(X, X[:, 0])

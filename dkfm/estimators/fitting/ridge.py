@@ -30,7 +30,7 @@ from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import ridge
-from dkfm.numerics.supervised.classes import require_solvable_scale
+from dkfm.numerics.supervised.classes import require_solvable_ridge, require_solvable_scale
 from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class RidgeOptions:
         if self.alphas is None:
             mean, rounding = float(np.abs(diagonal).mean()) or 1.0, ridge.estimate_rounding(diagonal)
             lowest, highest = max(_LOWEST_SHARE * mean, _ABOVE_ROUNDING * rounding), len(diagonal) * mean
+            require_solvable_ridge(lowest)
             return np.geomspace(lowest, max(highest, 100 * lowest), _PATH_LENGTH)
         path = _as_penalties(self.alphas, "alphas must be numbers > 0")
         if not (path > 0).all():

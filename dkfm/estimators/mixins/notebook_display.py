@@ -11,7 +11,6 @@ from dkfm.core.display import html_cards
 from dkfm.core.display.quantities import format_bytes
 from dkfm.numerics.model import Model
 
-
 _SHOWN_VALUES = 5
 """Penalties of targets that are shown, at most."""
 

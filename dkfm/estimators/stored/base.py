@@ -9,6 +9,7 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
+from dkfm.estimators.stored.class_labels import classes_from_record
 from dkfm.execution.scoring_threads import open_certificate_scorer
 from dkfm.gram.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
 from dkfm.numerics.certificates.certificate import Certificate
@@ -84,6 +85,8 @@ class StoredEstimator(ABC):
         values |= {name: float(numbers[name]) for name in names.numbers if name in numbers}
         for name in (*names.required_arrays, *names.required_numbers, "certificate"):
             values[name]  # raises if it is missing
+        if "classes" in record.fitted:
+            values["classes"] = classes_from_record(record)
         record.fitted["feature_names"]  # raises if they are missing
         return cls(record.estimator, record.parameters, values, record.model, record.feature_names)
 

@@ -1,15 +1,14 @@
 """Check and measure stored Fisher discriminants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self, cast
+from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import numpy as np
 
 from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
-from dkfm.estimators.stored.class_labels import classes_from_record
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.numerics import links
 from dkfm.numerics.certificates import discriminants
@@ -34,12 +33,6 @@ class StoredDiscriminants(StoredEstimator):
         optional_arrays=("codes", "sample_weight", "squares", "mean"),
         required_numbers=("shrinkage", "ridge"),
     )
-
-    @classmethod
-    def from_record(cls, record: Record) -> Self:
-        """Return the estimator of a record, with its classes among the fitted values."""
-        stored = super().from_record(record)
-        return replace(stored, values={**stored.values, "classes": classes_from_record(record)})
 
     @classmethod
     def _convert_and_check_record(cls, record: Record) -> Record:

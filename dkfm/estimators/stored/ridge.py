@@ -1,14 +1,13 @@
 """Check and measure stored kernel ridge regressions."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
 from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
-from dkfm.estimators.stored.class_labels import classes_from_record
 from dkfm.gram.training_data import TrainingData
 from dkfm.numerics import links
 from dkfm.numerics.certificates import ridge
@@ -75,9 +74,3 @@ class StoredRidgeClassifier(StoredRidge):
         StoredRidge.names, parameters=(*StoredRidge.names.parameters, "class_weight")
     )
     head_links: ClassVar[dict[str, str]] = {"predict": links.ARGMAX, "decision_function": links.IDENTITY}
-
-    @classmethod
-    def from_record(cls, record: Record) -> Self:
-        """Return the estimator of a record, with its classes among the fitted values."""
-        stored = super().from_record(record)
-        return replace(stored, values={**stored.values, "classes": classes_from_record(record)})

@@ -34,9 +34,6 @@ _PIECE_ROWS = 2048
 _OTHER_BYTES = 2**25
 """What BLAS and threads hold beside arrays."""
 
-_SHARED_SECONDS = 1.25
-"""Factor by which products take longer than their values and multiplications alone."""
-
 Precondition = Callable[[Array], Array]
 
 
@@ -60,7 +57,7 @@ def count_affordable_products(kernel: Kernel, n: int, d: int, columns: int, thre
 def product_seconds(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> float:
     """Predict the seconds of a product with some columns."""
     value = product_costs.value_seconds(kernel, d) + 2 * columns * budget.PRODUCT_SECONDS
-    return _SHARED_SECONDS * n * n / 2 * value / threads
+    return product_costs.SHARED_SECONDS * n * n / 2 * value / threads
 
 
 def preconditioner_seconds(kernel: Kernel, n: int, d: int) -> float:

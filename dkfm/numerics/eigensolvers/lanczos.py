@@ -231,8 +231,9 @@ class _KrylovSpace:
 def _bring_squares_into_range(values: Array) -> tuple[Array, float]:
     """Return values divided by a power of two, and that power: 1 unless their squares would overflow or underflow.
 
-    >>> _bring_squares_into_range(np.array([0.0, 3e-200]))[0]
-    array([0.        , 1.15...])
+    >>> values, unit = _bring_squares_into_range(np.array([0.0, 3e-200]))
+    >>> 0.5 <= values.max() < 2, values.max() * unit
+    (True, 3e-200)
     """
     largest = max(float(values.max()), -float(values.min()))
     if largest == 0 or _SMALLEST_SQUARED < largest < 1 / _SMALLEST_SQUARED or not np.isfinite(largest):

@@ -14,7 +14,7 @@ from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs
-from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
+from dkfm.numerics.supervised.classes import Classes, require_solvable_ridge, within_class_scatter_trace
 from dkfm.numerics.supervised.spectral_gram import MATRIX, SpectralGram, decompose_centred, estimate_rounding
 from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
@@ -103,6 +103,7 @@ def solve_discriminants(
 def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage: float) -> Discriminants:
     """Find the discriminants of a decomposed Gram matrix; see `solve_discriminants`."""
     ridge = shrinkage * (spectral.within_class_scatter_trace(classes) / classes.total)  # N lambda
+    require_solvable_ridge(ridge)
     spectral = spectral.include_small_values(ridge)
     residual = spectral.indicator_residual_products(ridge)
     coefficients = spectral.solve_ridge_coefficients(ridge)
@@ -194,7 +195,9 @@ def _compute_gram_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) 
     """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
     Y = Y / np.sqrt(classes.class_weight_sums)  # products with large or small weights stay in range
     between = np.einsum("ij,ij->j", Y, G @ Y)
-    return shrinkage * (within_class_scatter_trace(float(np.trace(G)), between) / classes.total)
+    ridge = shrinkage * (within_class_scatter_trace(float(np.trace(G)), between) / classes.total)
+    require_solvable_ridge(ridge)
+    return ridge
 
 
 def require_ridge_above_rounding(ridge: float, rounding: float, trace: float) -> None:

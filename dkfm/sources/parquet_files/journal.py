@@ -12,7 +12,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.errors import DamagedStoreError, InvalidInputError
 from dkfm.files.location import Location
 from dkfm.storage import json_reading, store_metadata
-from dkfm.storage.output_files import OutputLocation, output_at
+from dkfm.storage.output_files import OutputLocation, output_at, read_json
 
 FileStat = tuple[str, int, int | str]
 """Name of a file, its size in bytes, and its time of change in ns, or on an object store its stamp."""
@@ -106,11 +106,10 @@ def read_finished_count(location: OutputLocation, output: str) -> int | None:
 def _read_content(location: OutputLocation, output: str, number: int) -> dict[str, object]:
     """Return the content of a segment; raise an error if it is absent or no JSON."""
     name = _segment_name(output, number)
-    opened = location.open_for_reading(name, json_reading.MAX_JSON)
-    if opened is None:
+    found = read_json(location, name)
+    if found is None:
         raise DamagedStoreError(f"{location} has no {name}.")
-    with opened:
-        return json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
+    return found
 
 
 def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[list[FileStat], int]:
