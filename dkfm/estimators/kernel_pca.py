@@ -21,8 +21,7 @@ from dkfm.estimators.stored.components import StoredComponents
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.gram import training_data
 from dkfm.gram.fit_checkpoints import keep_states_until_end
-from dkfm.kernels import KernelSpec
-from dkfm.kernels.base import Kernel
+from dkfm.kernels import Kernel, KernelSpec
 from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions
 from dkfm.numerics.weighting import Weighting
 
@@ -220,7 +219,8 @@ class KernelPCA(InverseTransformMixin):
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
-        kernel, gamma = pca.resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        given = self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
+        kernel, gamma = pca.resolve_kernel_and_gamma(*given)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)
         columns: dict[str, Array] = {}

@@ -30,7 +30,7 @@ from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import ridge
-from dkfm.numerics.supervised.classes import require_solvable_ridge, require_solvable_scale
+from dkfm.numerics.supervised.classes import require_solvable_scale
 from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ _LOWEST_SHARE = 1e-9
 
 _ABOVE_ROUNDING = 16.0
 """Least of these penalties, relative to the rounding of the Gram matrix."""
+
+_SMALLEST_PENALTY = 1e-300
+"""Smallest of these penalties: coefficients grow like its inverse."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,10 @@ class RidgeOptions:
         if self.alphas is None:
             mean, rounding = float(np.abs(diagonal).mean()) or 1.0, ridge.estimate_rounding(diagonal)
             lowest, highest = max(_LOWEST_SHARE * mean, _ABOVE_ROUNDING * rounding), len(diagonal) * mean
-            require_solvable_ridge(lowest)
+            if lowest < _SMALLEST_PENALTY:
+                raise InvalidInputError(
+                    f"Penalties from {lowest:.1e} on are too small to solve with; scale the kernel or the rows up."
+                )
             return np.geomspace(lowest, max(highest, 100 * lowest), _PATH_LENGTH)
         path = _as_penalties(self.alphas, "alphas must be numbers > 0")
         if not (path > 0).all():

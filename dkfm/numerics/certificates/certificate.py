@@ -145,8 +145,11 @@ def warn_if_error_is_large(
 
 def describe_overflow(dtype: np.dtype[np.floating], kernel: Kernel) -> str:
     """Return the sentence of an error: a dtype does not hold what a model of this kernel computes on its own rows."""
-    remedy = 'fit with dtype="float64", or scale' if dtype == np.float32 else "scale"
-    return f"{dtype} does not hold the values of {kernel!r} on these rows: {remedy} the rows or the kernel down."
+    remedy = 'fit with dtype="float64", or ' if dtype == np.float32 else ""
+    return (
+        f"{dtype} does not hold the values of {kernel!r} on these rows, or the coefficients of the model: {remedy}"
+        "scale the rows or the kernel, down if the values are large, and up if they are tiny."
+    )
 
 
 def certify_map(

@@ -232,7 +232,7 @@ def _bring_squares_into_range(values: Array) -> tuple[Array, float]:
     """Return values divided by a power of two, and that power: 1 unless their squares would overflow or underflow.
 
     >>> values, unit = _bring_squares_into_range(np.array([0.0, 3e-200]))
-    >>> 0.5 <= values.max() < 2, values.max() * unit
+    >>> bool(1 <= values.max() < 2), float(values.max() * unit)
     (True, 3e-200)
     """
     largest = max(float(values.max()), -float(values.min()))

@@ -12,11 +12,8 @@ from dkfm.errors import InvalidInputError
 Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 
-_SMALLEST = 1e-304
+_SMALLEST = 1e-303
 """Smallest sum of kernel values, below which they lose digits; its inverse is the largest one."""
-
-_SMALLEST_RIDGE = 1e-302
-"""Smallest ridge beside 0: the coefficients of a solution grow like its inverse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +72,6 @@ def require_solvable_scale(total: float, what: str) -> None:
         raise InvalidInputError(
             f"The kernel values of the training rows, with their weights, sum up to {total:.1e}, and {what} take "
             f"{_SMALLEST:.0e} to {1 / _SMALLEST:.0e}; scale the kernel or the rows {'up' if total < 1 else 'down'}."
-        )
-
-
-def require_solvable_ridge(ridge: float) -> None:
-    """Raise an InvalidInputError if a ridge above 0 is so small that its inverse leaves float64."""
-    if 0 < ridge < _SMALLEST_RIDGE:
-        raise InvalidInputError(
-            f"A ridge of {ridge:.1e} is too small to solve with in float64; scale the kernel or the rows up."
         )
 
 

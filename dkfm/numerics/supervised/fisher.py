@@ -14,7 +14,7 @@ from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs
-from dkfm.numerics.supervised.classes import Classes, require_solvable_ridge, within_class_scatter_trace
+from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
 from dkfm.numerics.supervised.spectral_gram import MATRIX, SpectralGram, decompose_centred, estimate_rounding
 from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
@@ -97,16 +97,18 @@ def solve_discriminants(
     if by_eigenvalues:
         return solve_from_eigenvectors(decompose_centred(K, Y, on_indefinite, means, weighting), classes, shrinkage)
     C = _solve_by_cholesky(K, Y, ridge, rounding)
-    return make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
+        residual = ridge * (Y.T @ C)
+    return make_discriminants(C, residual, means, classes, ridge)
 
 
 def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage: float) -> Discriminants:
     """Find the discriminants of a decomposed Gram matrix; see `solve_discriminants`."""
     ridge = shrinkage * (spectral.within_class_scatter_trace(classes) / classes.total)  # N lambda
-    require_solvable_ridge(ridge)
     spectral = spectral.include_small_values(ridge)
-    residual = spectral.indicator_residual_products(ridge)
-    coefficients = spectral.solve_ridge_coefficients(ridge)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
+        residual = spectral.indicator_residual_products(ridge)
+        coefficients = spectral.solve_ridge_coefficients(ridge)
     found = make_discriminants(coefficients, residual, spectral.gram_row_means, classes, ridge)
     rounding = min(1.0, spectral.estimate_error(ridge))
     is_unequal = bool((classes.weights != classes.weights[0]).any())
@@ -115,8 +117,13 @@ def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage:
 
 def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
     """Return the discriminants from ``C = R Y`` (N, C), ``ridge Y'RY`` (C, C) and the ridge ``N lambda``."""
+    if not np.isfinite(residual).all():
+        raise _make_overflow_error(ridge)
     directions = solve_directions(residual / classes.total, classes)
-    b = Weighting(classes.weights).apply_weighted_centring_adjoint(C @ directions.combinations)
+    with np.errstate(over="ignore", invalid="ignore"):
+        b = Weighting(classes.weights).apply_weighted_centring_adjoint(C @ directions.combinations)
+    if not np.isfinite(b).all():
+        raise _make_overflow_error(ridge)
     return Discriminants(b, means @ b, directions.between_class_variances, directions.means, ridge / classes.total)
 
 
@@ -195,9 +202,7 @@ def _compute_gram_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) 
     """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
     Y = Y / np.sqrt(classes.class_weight_sums)  # products with large or small weights stay in range
     between = np.einsum("ij,ij->j", Y, G @ Y)
-    ridge = shrinkage * (within_class_scatter_trace(float(np.trace(G)), between) / classes.total)
-    require_solvable_ridge(ridge)
-    return ridge
+    return shrinkage * (within_class_scatter_trace(float(np.trace(G)), between) / classes.total)
 
 
 def require_ridge_above_rounding(ridge: float, rounding: float, trace: float) -> None:
@@ -267,6 +272,12 @@ def _diagonalize_prior_scatter(combinations: Array, means: Array, ratios: Array,
         combinations, means = combinations @ rotation, means @ rotation
     signs = choose_signs(means)
     return _Directions(combinations * signs, means * signs, ratios)
+
+
+def _make_overflow_error(ridge: float) -> InvalidInputError:
+    return InvalidInputError(
+        f"The coefficients of discriminants with a ridge of {ridge:.1e} overflow; scale the kernel or the rows up."
+    )
 
 
 def _make_singular_error(share: float) -> InvalidInputError:

@@ -8,7 +8,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.supervised import fisher
-from dkfm.numerics.supervised.classes import Classes, require_solvable_ridge, within_class_scatter_trace
+from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
 from dkfm.numerics.supervised.fisher import Discriminants
 from dkfm.numerics.supervised.spectral_gram import estimate_rounding
 from dkfm.numerics.weighting import Weighting
@@ -49,7 +49,6 @@ def solve_discriminants_by_systems(
     trace = float(classes.weights @ diagonal) - classes.total * float(means @ weighting.shares)
     between = np.einsum("ij,ij->j", Y, weighting.apply_weighted_centring(product[:, :-1])) / classes.class_weight_sums
     ridge = shrinkage * (within_class_scatter_trace(trace, between) / classes.total)
-    require_solvable_ridge(ridge)
     fisher.require_ridge_above_rounding(ridge, estimate_rounding(trace, means, weighting), trace)
     rounding = EPS * max(trace, weighting.compute_trace_of_mean(means))
     if rounding > _MAX_ROUNDING * ridge:
