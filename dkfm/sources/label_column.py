@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources.parquet import ParquetSource
-from dkfm.sources.parquet_files.footers import pa
+from dkfm.sources.parquet_files.schemas import pa
 
 _LABEL_CHARACTERS = 1000
 """Largest length of a label that is text: NumPy takes as much memory for each row."""

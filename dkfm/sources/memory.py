@@ -181,7 +181,7 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
     try:
         import pyarrow as pa
 
-        from dkfm.sources.parquet_files.footers import dictionary_decode_ids, require_ids
+        from dkfm.sources.parquet_files.schemas import dictionary_decode_ids, require_ids
     except ImportError as error:
         raise MissingExtraError("Ids need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
     chosen = select_columns(frame, [column])

@@ -21,9 +21,11 @@ from dkfm.files.location import Location
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
 from dkfm.sources.parquet_files import row_groups
-from dkfm.sources.parquet_files.footers import KEPT_FOOTER_BYTES, TableLayout, pa, read_layout_with_stamp
+from dkfm.sources.parquet_files.footers import KEPT_FOOTER_BYTES
 from dkfm.sources.parquet_files.journal import StoredNames
+from dkfm.sources.parquet_files.layout import TableLayout, read_layout_with_stamp
 from dkfm.sources.parquet_files.listing import TableFiles
+from dkfm.sources.parquet_files.schemas import pa
 
 _cached_layouts: LruCache[TableLayout] = LruCache(
     KEPT_FOOTER_BYTES, lambda layout: max(layout.footer_cache_bytes, KEPT_FOOTER_BYTES // 3)

@@ -16,7 +16,7 @@ def fresh():
     csr_npz.clear_unpacked()
     chunk_cache.clear_chunks()
     parquet._cached_layouts.remove_matching()
-    footers._cached_metadata.cache_clear()
+    footers.cached_metadata.cache_clear()
 
 
 def parquet_bytes(data, group_rows=100, **options):

@@ -319,12 +319,12 @@ def test_small_footers_are_not_read_again_with_the_rows(kept, read_again, rows, 
     metadata = [pq.read_metadata(tmp_path / "x" / f"{number}.parquet") for number in range(3)]
     sizes = [10_000 + 2_000 * one.num_columns * one.num_row_groups for one in metadata]
     assert sizes[1] > 2 * sizes[0] == 2 * sizes[2]
-    footers._cached_metadata.cache_clear()
+    footers.cached_metadata.cache_clear()
     monkeypatch.setattr(footers, "KEPT_FOOTER_BYTES", 3 * int(kept * sizes[1]))
     source = ParquetSource.open(tmp_path / "x")
     for _ in range(2):
         np.testing.assert_array_equal(source.read(slice(0, 3 * len(rows))), np.concatenate([rows] * 3))
-    assert footers._cached_metadata.cache_info().misses == read_again
+    assert footers.cached_metadata.cache_info().misses == read_again
     assert source.cached_bytes == (3 * sizes[1] if kept == 0 else sum(sizes)), "each footer counts"
 
 

@@ -1,1 +1,1 @@
-"""Read the files of a Parquet table: their list, their footers and their row groups."""
+"""Read the files of a Parquet table: their list, schemas, footers and row groups."""

@@ -11,16 +11,8 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
-from dkfm.sources.parquet_files.footers import (
-    OpenedFile,
-    TableLayout,
-    compute,
-    dictionary_decode_ids,
-    open_parquet_file,
-    pa,
-    pq,
-    types,
-)
+from dkfm.sources.parquet_files.layout import OpenedFile, TableLayout, open_parquet_file
+from dkfm.sources.parquet_files.schemas import compute, dictionary_decode_ids, pa, pq, types
 
 _BATCH_VALUES = 2**22
 """Values of a batch that Arrow decodes at a time."""

@@ -37,7 +37,7 @@ MEANWHILE = {
     "all row groups": lambda source: source.read(slice(0, 1000)),
     "ids": lambda source: source.read_ids(slice(400, 500)),
     "ids of the first batch": lambda source: source.read_ids(slice(400, 410)),
-    "a footer that is not kept": lambda source: footers._cached_metadata.cache_clear() or source.read(slice(400, 500)),
+    "a footer that is not kept": lambda source: footers.cached_metadata.cache_clear() or source.read(slice(400, 500)),
     "a table that is not kept": lambda source: fresh() or source.read(slice(400, 500)),
     "an opening": lambda source: open_source(source.name, id_column="id"),
 }

@@ -1,0 +1,96 @@
+"""Choose and check the columns of Parquet files: those with numbers, and one with ids or labels."""
+
+from collections.abc import Sequence
+
+from dkfm.core.frames import describe_known_names, format_names, require_unique_names
+from dkfm.errors import InvalidInputError, MissingExtraError
+from dkfm.files.location import Location
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyarrow import compute, types
+except ImportError as error:
+    raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
+
+__all__ = [  # listed, because other modules import pyarrow from here
+    "compute",
+    "default_columns",
+    "dictionary_decode_ids",
+    "id_value_type",
+    "pa",
+    "pq",
+    "require_ids",
+    "require_numbers",
+    "types",
+]
+
+
+def default_columns(schema: "pa.Schema", hidden: Sequence[str | None]) -> tuple[str, ...]:
+    """Return all columns but those hidden and the index of a data frame, which pandas does not count as a column."""
+    left_out = {*hidden, *_index_columns(schema)}
+    return tuple(name for name in schema.names if name not in left_out)
+
+
+def _index_columns(schema: "pa.Schema") -> list[str]:
+    try:
+        index_columns = schema.pandas_metadata["index_columns"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []  # not written by pandas, or its metadata are not valid JSON
+    return [name for name in index_columns if isinstance(name, str)] if isinstance(index_columns, list) else []
+
+
+def require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Location, may_be_empty: bool) -> bool:
+    """Raise an error unless each column occurs once and has numbers, or nulls alone; return whether all are float32."""
+    require_unique_names(schema.names, f"{path} has")
+    column_types = {field.name: field.type for field in schema}
+    if missing := [name for name in columns if name not in column_types]:
+        is_key = any(f"/{name}=" in str(path) for name in missing)
+        hint = " (keys of folders are no features, but may be the id_column)" if is_key else ""
+        known = describe_known_names(missing, schema.names)
+        raise InvalidInputError(f"{path} has no {format_names(missing)}{hint}; {known}.")
+    if wrong := [name for name in columns if not _is_number(column_types[name], may_be_empty)]:
+        raise InvalidInputError(
+            f"{path} has {format_names(wrong)} of type {column_types[wrong[0]]!s:.100}, and features are numbers or "
+            "booleans; leave such columns out (columns=, --columns, --exclude-columns), or name ids (id_column=, "
+            "--id-column) or labels (--label-column)."
+        )
+    return all(types.is_float32(column_types[name]) for name in columns)
+
+
+def _is_number(dtype: "pa.DataType", may_be_empty: bool) -> bool:
+    kinds = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
+    return any(is_kind(dtype) for is_kind in kinds) or (may_be_empty and types.is_null(dtype))
+
+
+def require_ids(
+    schema: "pa.Schema", first_schema: "pa.Schema", id_column: str | None, path: Location | str
+) -> "pa.DataType | None":
+    """Raise an InvalidInputError unless the id column exists, and all files have one plain type or text; return it."""
+    if id_column is None:
+        return None
+    if id_column not in schema.names:
+        known = describe_known_names([id_column], schema.names)
+        raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids or labels; {known}.")
+    dtype, expected = id_value_type(schema, id_column), id_value_type(first_schema, id_column)
+    if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
+        raise InvalidInputError(
+            f"The column {id_column!r} of {path} holds {dtype!s:.100}, and must hold plain numbers, text or times."
+        )
+    if dtype != expected and not {dtype, expected} <= {pa.string(), pa.large_string()}:
+        raise InvalidInputError(
+            f"The column {id_column!r} of {path} holds {dtype!s:.100}, and that of the first file {expected!s:.100}; "
+            "ids and labels are of one type in all files."
+        )
+    return dtype
+
+
+def id_value_type(schema: "pa.Schema", id_column: str) -> "pa.DataType":
+    """Return the type of ids, of categories that of their values."""
+    dtype = schema.field(id_column).type
+    return dtype.value_type if types.is_dictionary(dtype) else dtype
+
+
+def dictionary_decode_ids(ids: "pa.Array") -> "pa.Array":
+    """Return ids as plain values: categories, which Arrow calls a dictionary, are decoded."""
+    return ids.dictionary_decode() if types.is_dictionary(ids.type) else ids
