@@ -71,6 +71,11 @@ def bound_errors_by_rank(
     -------
     ndarray of shape (r + 1,)
         Bounds E after 0, 1, .. r features, by Theorem 4 of the documents.
+
+    Notes
+    -----
+    In the letters of the theorem `own_eta` is eta', `frobenius` f, `norm` w, `stretch` g, `moved` gamma w B, and
+    `limits` l; `measured` is E_1, whose first term is the root of `shares`, and `limited` is E_2.
     """
     if not lengths.any():  # every row is the zero vector
         return np.zeros(len(residuals.largest_by_rank))
