@@ -256,8 +256,8 @@ def require_replaceable_file(path: Path, signature: bytes, what: str) -> None:
     StoreExistsError
         The file has no signature at its beginning.
     """
-    require_parent_folder(path)
     with translate_write_errors(path):
+        require_parent_folder(path)
         if not path.exists():
             return
         head = b"not a file"

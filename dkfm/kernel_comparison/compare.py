@@ -150,17 +150,15 @@ def compare_kernels(
 
 @contextmanager
 def _name_kernel_in_warnings(label: str) -> Iterator[None]:
-    """Put the name of a kernel before warnings of dkfm; the result tells what was dropped."""
+    """Put the name of a kernel before warnings of dkfm that are shown; the result tells what was dropped."""
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.filterwarnings("ignore", "There are significant negative eigenvalues", DkfmWarning)
             yield
     finally:
-        for one in caught:
-            if not issubclass(one.category, DkfmWarning):
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-            elif not str(one.message).startswith("There are significant negative eigenvalues"):
-                warnings.warn(f"{label}: {one.message}", one.category, stacklevel=4)
+        for one in shown:  # they have passed the filters
+            named = one.category(f"{label}: {one.message}") if issubclass(one.category, DkfmWarning) else one.message
+            warnings.showwarning(named, one.category, one.filename, one.lineno)
 
 
 def _log_comparison(rows: LabelledRows, kernels: int, chooses_shrinkage: bool) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -142,11 +142,18 @@ def _open_with_labels(
 
     The columns are as `open_source` takes them, by default all but that of the labels.
     """
+    if isinstance(labels, str) and labels in (columns or ()):
+        raise InvalidInputError(
+            f"The column {labels!r:.50} has the labels, so it is no feature; leave it out of columns."
+        )
     data = compute_lazy_frame(data)
+    is_opened = is_dask_collection(data) or hasattr(data, "read")
+    if is_opened and columns is not None:
+        raise InvalidInputError(f"columns names columns of a table or a data frame, and {name} is none.")
     if is_dask_collection(data):
         read_matrix_shape(data, name)
         return data, _require_no_column(labels, name)
-    names = None if hasattr(data, "read") else column_names(data, name)
+    names = None if is_opened else column_names(data, name)
     if isinstance(labels, str) and names is not None:
         if labels not in names:
             known = describe_known_names([labels], names)
@@ -154,14 +161,15 @@ def _open_with_labels(
         others = fitted_columns or [column for column in names if column != labels]
         return open_source(data, name, columns=columns, fitted_columns=others), data[labels]  # type: ignore[index]  # a data frame
     source = data
-    if not hasattr(data, "read"):
+    if not is_opened:
         excluded = [labels] if isinstance(labels, str) else []
         source = open_source(data, name, columns=columns, fitted_columns=fitted_columns, excluded_columns=excluded)
     if isinstance(labels, str) and isinstance(source, NamedColumns):
         from dkfm.sources.label_column import read_label_column
         from dkfm.sources.parquet import ParquetSource
 
-        return source, read_label_column(cast("ParquetSource", source), labels)
+        if isinstance(source, ParquetSource):
+            return source, read_label_column(source, labels)
     return source, _require_no_column(labels, name)
 
 

@@ -125,7 +125,10 @@ def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
     if Path(path).suffix.lower() != ".png":
         raise InvalidInputError(f"A picture is a PNG file, and {path} does not end with .png.")
     require_replaceable_picture(Path(path))
-    figure = (ax[0] if isinstance(ax, Sequence) else ax).get_figure(root=True)
+    panels = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
+    if not len(panels):
+        raise InvalidInputError("There are no axes to save.")
+    figure = panels[0].get_figure(root=True)
     assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
     figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
     import_pyplot().close(figure)

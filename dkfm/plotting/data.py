@@ -66,6 +66,8 @@ def _load_rows(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> li
         from dask.base import compute
 
         loaded = list(compute(*loaded))
+    for array in loaded:
+        require_unmasked(array, "An array to be drawn")  # a dask array shows its mask only now
     return [np.asarray(array) for array in loaded]
 
 

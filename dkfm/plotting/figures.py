@@ -100,7 +100,7 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
         if zeros:
             ax.plot([], [], " ", label=f"{zeros:,} dropped, zero: not drawn")
         ax.legend(fontsize="small")
-    ax.locator_params(axis="x", integer=True)
+    ax.locator_params(axis="x", integer=True, min_n_ticks=1)
     ax.set(xlabel="index", ylabel=quantity, title=f"Spectrum, rank {r}")
     ax.grid(alpha=0.3)
     return ax

@@ -121,7 +121,7 @@ def decision_regions(
         )
     if row_labels is not None:
         add_legend(ax, len(classes))
-    across, upward = column_names(X) or ("column 1", "column 2")
+    across, upward = map(escape_label, column_names(X) or ("column 1", "column 2"))
     ax.set(xlabel=across, ylabel=upward, title=f"What {type(estimator).__name__} predicts")
     write_note(ax, note)
     return ax

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkfm import KernelFisher, KernelPCA, KernelRidge, kernels
-from dkfm.errors import DkfmError, KernelError
+from dkfm.errors import DkfmError, InvalidInputError, KernelError
 from dkfm.numerics.eigensolvers import lanczos
 
 SCALES = [2.0**exponent for exponent in (-900, -560, -300, 300, 560, 900)]
@@ -65,9 +65,9 @@ def test_discriminants_of_scaled_weights_are_the_same(scale, rng):
         lambda X, y: KernelFisher(kernel=1e-310 * kernels.Gaussian(1.0), shrinkage=0.1).fit(X, y),
         lambda X, y: KernelFisher(kernel=1e-298 * kernels.Gaussian(1.0), shrinkage=1e-6).fit(X, y),
         lambda X, y: KernelFisher(kernel=1e-300 * kernels.Gaussian(1.0)).fit(X, y, np.full(60, 1e-11)),
+        lambda X, y: KernelFisher(kernel="linear", shrinkage="auto").fit(X * 1e-155, y),
         lambda X, y: KernelRidge("loo", kernel="linear").fit(X * 1e-160, y),
         lambda X, y: KernelRidge("loo", kernel=1e-320 * kernels.Gaussian(1.0)).fit(X, y),
-        lambda X, y: KernelRidge(0, kernel="linear").fit(X * 1e-155, y),
     ],
 )
 def test_kernel_values_whose_inverse_overflows_are_refused(fit, rng):
@@ -84,7 +84,25 @@ def test_kernel_values_whose_sums_overflow_are_refused(rows, solver):
         KernelPCA(2, kernel=kernels.Constant(1e308), eigen_solver=solver).fit(np.ones((rows, 4)))
 
 
-def test_kernel_values_that_are_too_large_to_solve_with_are_refused(rng):
-    X = rng.normal(size=(20, 3))
-    with pytest.raises(DkfmError, match=r"scale the kernel or the rows down\."):
-        KernelRidge(1.0, kernel=1e304 * kernels.Gaussian(1.0)).fit(X, X[:, 0])
+def test_large_rows_have_the_regressions_and_discriminants_of_small_ones(rng):
+    X, T, scale = rng.normal(size=(60, 3)), rng.normal(size=60), 2.0**500
+    y = (X[:, 0] > 0).astype(int)
+    truth = KernelRidge(1.0, kernel="linear").fit(X, T).predict(X)
+    found = KernelRidge(scale * scale, kernel="linear").fit(X * scale, T).predict(X * scale)
+    np.testing.assert_allclose(found, truth, rtol=1e-10)
+    for shrinkage in (0.1, "auto"):
+        fisher = KernelFisher(kernel="linear", shrinkage=shrinkage)
+        truth = fisher.fit(X, y).predict_proba(X)
+        np.testing.assert_allclose(fisher.fit(X * scale, y).predict_proba(X * scale), truth, atol=1e-9)
+
+
+def test_rows_whose_kernel_values_are_nothing_beside_a_penalty_have_a_regression(rng):
+    X, T, scale = rng.normal(size=(60, 3)), rng.normal(size=60), 2.0**-512
+    found = KernelRidge(1.0, kernel="linear").fit(X * scale, T).predict(X * scale)
+    np.testing.assert_allclose(found / scale / scale, X @ (X.T @ T), rtol=1e-8)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.1e-145, 0.1])
+def test_equal_rows_do_not_vary_within_their_classes_whatever_their_scale(value):
+    with pytest.raises(InvalidInputError, match="do not vary within their classes"):
+        KernelFisher(kernel="linear").fit(np.full((60, 3), value), np.arange(60) % 2)

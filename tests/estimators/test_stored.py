@@ -12,7 +12,7 @@ from dkfm import estimators
 from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.kernel_ridge import RidgeEstimator
 from dkfm.estimators.stored import opening
-from dkfm.kernels import Gaussian
+from dkfm.kernels import Gaussian, Linear
 from dkfm.numerics.certificates.verification import Verification
 
 K = Gaussian(2.0)
@@ -113,6 +113,10 @@ def without_columns(record):
     return replace(record, model=replace(record.model, heads={**record.model.heads, "decision_function": decision}))
 
 
+def without_classes(record):
+    return replace(record, fitted={name: value for name, value in record.fitted.items() if name != "classes"})
+
+
 def with_numbers(**numbers):
     return lambda record: replace(record, fitted={**record.fitted, "numbers": {**record.fitted["numbers"], **numbers}})
 
@@ -123,9 +127,10 @@ def with_numbers(**numbers):
         ("discriminants", without_moments, "neither the classes of their rows nor moments"),
         ("discriminants of a map", without_moments, "neither the classes of their rows nor moments"),
         ("ridge classifier", without_columns, "outputs of a regression"),
-        ("components", with_numbers(total_weight=0.0), "weight or the variance"),
-        ("components", with_numbers(total_weight=-60.0, total_variance=1e-9), "weight or the variance"),
-        ("components of a map", with_numbers(total_variance=-1.0), "weight or the variance"),
+        ("discriminants", without_classes, "classes of this model are not what dkfm writes"),
+        ("ridge classifier", without_classes, "classes of this model are not what dkfm writes"),
+        ("components", with_numbers(total_weight=0.0), "weight of components is not positive"),
+        ("components of a map", with_numbers(total_weight=-60.0), "weight of components is not positive"),
     ],
 )
 def test_values_that_no_fit_has_are_refused(name, change, words, rng):
@@ -133,3 +138,19 @@ def test_values_that_no_fit_has_are_refused(name, change, words, rng):
     opening._from_record(record)
     with pytest.raises(UnsupportedStoreError, match=words):
         opening._from_record(change(record))
+
+
+@pytest.mark.filterwarnings("ignore:.*(rounding|certificate|variance)")
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda: dkfm.KernelPCA(2, kernel=Linear(), eigen_solver="arpack").fit(np.full((200, 3), 1e5 + 0.1)),
+        lambda: dkfm.KernelPCA.from_map(dkfm.ExactFeatureMap(Linear()).fit(np.full((60, 3), 0.1)), 2),
+    ],
+)
+def test_a_variance_of_equal_rows_that_rounding_makes_negative_is_stored(fit, tmp_path):
+    pca = fit()
+    assert pca.total_variance_ < 0
+    pca.save(tmp_path / "model")
+    assert dkfm.load(tmp_path / "model").total_variance_ == pca.total_variance_
+    assert np.isnan(opening.open_stored(tmp_path / "model").explained_share)

@@ -1,5 +1,8 @@
 """Labels that are a column of the rows: of a Parquet table, or of a data frame in memory."""
 
+import warnings
+
+import dask.array as da
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -9,6 +12,7 @@ import pytest
 import dkfm
 from dkfm import compare_kernels, kernels
 from dkfm.errors import DkfmWarning, InvalidInputError
+from dkfm.sources.opening import open_source
 
 GAUSSIAN = [kernels.Gaussian(1.5)]
 
@@ -61,6 +65,24 @@ def test_what_a_comparison_tells_is_short_and_names_the_kernel(frame):
         compare_kernels(GAUSSIAN, far[:60], kinds[:60], test=far[60:], test_labels=labels)
 
 
+def warn_of_rows(X, Y):
+    warnings.warn("rows of mine", UserWarning, stacklevel=1)
+    return X @ Y.T
+
+
+def test_warnings_pass_the_filters_of_the_caller_as_they_are(frame):
+    given = [kernels.Function(warn_of_rows)], frame[["a", "b", "c"]] + 0.0, frame.kind
+    for action, shown in (("ignore", set()), ("default", {"rows of mine"})):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings(action, module=__name__)
+            compare_kernels(*given)
+        assert {str(one.message) for one in caught} == shown
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(InvalidInputError, match="rows of mine"):
+            compare_kernels(*given)
+
+
 def test_a_column_that_is_not_there_is_told(frame, tmp_path, rng):
     frame.to_parquet(tmp_path / "x.parquet")
     for rows, words in (
@@ -70,6 +92,14 @@ def test_a_column_that_is_not_there_is_told(frame, tmp_path, rng):
     ):
         with pytest.raises(InvalidInputError, match=words):
             compare_kernels(GAUSSIAN, rows, "kinds")
+    for rows in (frame, tmp_path / "x.parquet"):
+        with pytest.raises(InvalidInputError, match="The column 'kind' has the labels, so it is no feature"):
+            compare_kernels(GAUSSIAN, rows, "kind", columns=["a", "kind"])
+    for rows in (da.from_array(frame[["a", "b"]].to_numpy()), open_source(tmp_path / "x.parquet")):
+        with pytest.raises(InvalidInputError, match="columns names columns of a table or a data frame"):
+            compare_kernels(GAUSSIAN, rows, frame.kind, columns=["a"])
+    with pytest.raises(InvalidInputError, match="name a column, and X has no names"):
+        compare_kernels(GAUSSIAN, open_source(frame[["a", "b"]]), "kind")
     np.save(tmp_path / "x.npy", rng.normal(size=(80, 3)))
     with pytest.raises(InvalidInputError, match="name a column, and X has no names"):
         compare_kernels(GAUSSIAN, tmp_path / "x.npy", "kind")

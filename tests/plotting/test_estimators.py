@@ -8,7 +8,7 @@ from sklearn.exceptions import NotFittedError
 
 import dkfm
 from dkfm import kernels, plotting
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, StoreError
 from dkfm.plotting.data import sample_row_numbers
 
 GAUSSIAN = kernels.Gaussian(1.5)
@@ -110,6 +110,7 @@ def test_what_has_no_such_picture_is_refused(rows):
         np.append(np.zeros(79), np.nan),
         np.array(["a"] * 79 + [None], object),
         np.array([1] * 79 + [float("nan")], object),
+        np.array(["2020-01-01"] * 79 + ["NaT"], "M8[D]"),
     ],
 )
 def test_a_row_without_a_label_is_named(labels, rows):
@@ -122,10 +123,11 @@ def test_a_row_without_a_label_is_named(labels, rows):
 
 
 def test_axes_have_the_names_of_the_columns_and_scores(rows):
-    frame = pd.DataFrame(rows, columns=["width", "height"])
+    frame = pd.DataFrame(rows, columns=["width", r"$\frac{$"])
     fisher = dkfm.KernelFisher(kernel=GAUSSIAN).fit(frame, frame.width > 0)
     axes = plotting.decision_regions(fisher, frame)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("width", "height")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("width", r"\$\frac{\$")
+    axes.figure.canvas.draw()
     assert plotting.contours(fisher, frame)[0].get_title() == "discriminant 1"
     assert plotting.spectrum(dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky").fit(rows)).get_ylabel() == "pivot"
 
@@ -135,5 +137,11 @@ def test_pictures_of_several_axes_are_saved_and_only_as_png_into_a_folder(rows, 
     for name, words in (("x.pdf", r"x\.pdf does not end with \.png"), ("none/x.png", "its folder is not there")):
         with pytest.raises(InvalidInputError, match=words):
             plotting.save_picture(axes, tmp_path / name)
+    with pytest.raises(InvalidInputError, match="no axes to save"):
+        plotting.save_picture([], tmp_path / "x.png")
+    with pytest.raises(StoreError, match="name too long"):
+        plotting.save_picture(axes, tmp_path / f"{'a' * 300}.png")
+    plotting.save_picture(np.array(axes), tmp_path / "y.png")
+    axes = plotting.contours(dkfm.KernelPCA(3, kernel=GAUSSIAN).fit(rows), rows)
     plotting.save_picture(axes, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

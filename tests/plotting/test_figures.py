@@ -230,6 +230,7 @@ BAD = {
     "predictions in columns": lambda: plotting.decision_regions(Wrong(), PLANE),
     "words and numbers": lambda: plotting.decision_regions(Halves(), PLANE, LINE),
     "masked scores": lambda: plotting.components(MASKED),
+    "masked lazy labels": lambda: plotting.components(PLANE, da.from_array(MASKED[:, 0], chunks=2)),
     "masked labels": lambda: plotting.components(PLANE, MASKED[:, 0]),
     "masked eigenvalues": lambda: plotting.spectrum(MASKED[:, 0] + 1),
     "masked known values": lambda: plotting.novelty(MASKED[:, 0], LINE),

@@ -67,6 +67,8 @@ def require_no_missing_labels(labels: Labels, name: str, rows: npt.NDArray[np.in
     missing = np.zeros(len(labels), np.bool_)
     if labels.dtype.kind == "f":
         missing = ~np.isfinite(labels)
+    elif labels.dtype.kind in "mM":
+        missing = np.isnat(labels)
     elif labels.dtype == object:
         missing[:] = [_is_missing(label) for label in labels]
     if missing.any():

@@ -30,7 +30,6 @@ from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import ridge
-from dkfm.numerics.supervised.classes import require_solvable_scale
 from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
 
 if TYPE_CHECKING:
@@ -200,7 +199,6 @@ def fit_ridge(
     `per_target` says whether "loo" chooses a penalty for each target.
     """
     penalties, diagonal = options.resolve_penalties(targets.n_columns), targets.weights * data.diagonal()
-    require_solvable_scale(float(diagonal.sum()), "regressions")
     path = None if penalties is not None else options.make_alpha_grid(diagonal)
     reason = 'alpha="loo" needs eigenvalues'
     if penalties is not None:

@@ -68,6 +68,8 @@ class StoredEstimator(ABC):
 
     output_head_name: ClassVar[str]
     """Name of the head that `transform` returns."""
+    has_classes: ClassVar[bool] = False
+    """Whether the fitted values have the class labels."""
     names: ClassVar[StoredNames]
 
     @classmethod
@@ -85,7 +87,7 @@ class StoredEstimator(ABC):
         values |= {name: float(numbers[name]) for name in names.numbers if name in numbers}
         for name in (*names.required_arrays, *names.required_numbers, "certificate"):
             values[name]  # raises if it is missing
-        if "classes" in record.fitted:
+        if cls.has_classes:
             values["classes"] = classes_from_record(record)
         record.fitted["feature_names"]  # raises if they are missing
         return cls(record.estimator, record.parameters, values, record.model, record.feature_names)

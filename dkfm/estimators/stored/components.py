@@ -38,18 +38,17 @@ class StoredComponents(StoredEstimator):
         if not (arrays.get("sample_weight", np.ones(1)) > 0).all():
             raise UnsupportedStoreError("The weights of the training rows are not all positive.")
         numbers = cast("dict[str, float]", record.fitted["numbers"])
-        if not numbers["total_weight"] > 0 or numbers["total_variance"] < 0:
-            raise UnsupportedStoreError("The weight or the variance of components is negative.")
+        if not numbers["total_weight"] > 0:
+            raise UnsupportedStoreError("The weight of components is not positive.")
         return record
 
     @property
     def explained_share(self) -> float:
-        """Share of the variance that the components explain together: NaN if the variance is not known."""
-        total = cast("float", self.values["total_variance"])
-        explained = float(np.sum(cast("Array", self.values["eigenvalues"]))) / cast(
-            "float", self.values["total_weight"]
-        )
-        return explained / total if total else 0.0
+        """Share of the variance that the components explain together: NaN if the variance is not known, or rounding."""
+        total, weight = (cast("float", self.values[name]) for name in ("total_variance", "total_weight"))
+        if total < 0:  # of equal rows
+            return float("nan")
+        return float(np.sum(cast("Array", self.values["eigenvalues"]))) / weight / total if total else 0.0
 
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
         eigenvalues, tiles = cast("Array", self.values["eigenvalues"]), landmarks.iter_row_tiles()

@@ -27,6 +27,7 @@ class StoredDiscriminants(StoredEstimator):
     """A fitted `KernelFisher` as its store holds it."""
 
     output_head_name: ClassVar[str] = "scores"
+    has_classes: ClassVar[bool] = True
     names: ClassVar[StoredNames] = StoredNames(
         parameters=("n_components", "shrinkage", "priors", "on_indefinite", "dtype"),
         required_arrays=("priors", "ratios", "means"),

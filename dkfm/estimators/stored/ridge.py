@@ -70,6 +70,7 @@ class StoredRidgeClassifier(StoredRidge):
     """A fitted `KernelRidgeClassifier` as its store holds it."""
 
     output_head_name: ClassVar[str] = "decision_function"
+    has_classes: ClassVar[bool] = True
     names: ClassVar[StoredNames] = replace(
         StoredRidge.names, parameters=(*StoredRidge.names.parameters, "class_weight")
     )

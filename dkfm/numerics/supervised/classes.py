@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.rows import Array
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, KernelError
 
 Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 
 _SMALLEST = 1e-303
-"""Smallest sum of kernel values, below which they lose digits; its inverse is the largest one."""
+"""Smallest sum of variances, below which those of some directions lose digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,23 +66,20 @@ class Classes:
         return replace(self, codes=self.codes[row_indices], weights=self.weights[row_indices])
 
 
-def require_solvable_scale(total: float, what: str) -> None:
-    """Raise an InvalidInputError if a sum of kernel values is so small or large that systems of them leave float64."""
-    if total != 0 and not _SMALLEST <= abs(total) <= 1 / _SMALLEST:
-        raise InvalidInputError(
-            f"The kernel values of the training rows, with their weights, sum up to {total:.1e}, and {what} take "
-            f"{_SMALLEST:.0e} to {1 / _SMALLEST:.0e}; scale the kernel or the rows {'up' if total < 1 else 'down'}."
-        )
-
-
 def within_class_scatter_trace(total: float, between: Array) -> float:
     """Return the trace of the scatter within the classes; raise an error if it is not above rounding."""
-    require_solvable_scale(total, "discriminants")
+    if not np.isfinite(total + between.sum()):
+        raise KernelError("The kernel values of the training rows have sums above 1e308; scale the kernel down.")
     within = total - float(between.sum())
     if not within > 1e-13 * total:
         raise InvalidInputError(
             "The training rows do not vary within their classes, for the kernel tells the rows of a class apart by "
             f"{max(within, 0.0):.1e} where all rows vary by {max(total, 0.0):.1e}; discriminants need classes of "
             "several rows, and a kernel that tells them apart: centre the columns of X where they are far from 0."
+        )
+    if total < _SMALLEST:
+        raise KernelError(
+            f"The variances of the features of the training rows sum up to {total:.1e}, too little to solve with in "
+            "float64; scale the kernel or the rows up."
         )
     return within
