@@ -32,7 +32,7 @@ from dkfm.storage import remote_stores
 
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
-    from dkfm.estimators import ExactFeatureMap, KernelEstimator
+    from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelRidge
     from dkfm.estimators.kernel_ridge import RidgeEstimator
     from dkfm.estimators.planning.plan_report import FitPlan
 
@@ -273,6 +273,7 @@ def _fit_and_save(
     if not streams:
         with connection:
             estimator.fit(rows, labels, **more)
+    _name_targets(estimator, options)
     if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model, overwrite=options.overwrite)
@@ -312,8 +313,15 @@ def _fit_in_map(
                     feature_map, labels, rows, n_components=cast("int | None", count), shrinkage=shrinkage
                 )
         watch.require_same("read", "fit again")
+    _name_targets(estimator, options)
     estimator.save(model, overwrite=options.overwrite)
     return estimator
+
+
+def _name_targets(estimator: "KernelEstimator", options: FitOptions) -> None:
+    """Keep the names of the columns that were the targets of a regression."""
+    if options.target_columns is not None:
+        cast("KernelRidge", estimator).target_names_ = options.y_columns
 
 
 def _load_map(options: FitOptions, path: str) -> "ExactFeatureMap":

@@ -83,6 +83,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         "columns": record.model.n_features_in,
         **({"column_names": record.feature_names} if record.feature_names else {}),
         "outputs": {name: head.width for name, head in record.model.heads.items()},
+        **({"targets": list(record.target_names)} if record.target_names else {}),
         **({"classes": list(record.classes)} if record.classes else {}),
         **_describe_variance(record),
         **_describe_shrinkage(record),
@@ -127,8 +128,10 @@ def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, 
 
 def _describe_scores(root: Location) -> dict[str, object]:
     output = output_store.read_output(root)
+    targets = [label for columns in output.columns for label in columns.labels]
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},
+        **({"targets": targets} if targets else {}),
         **({"classes": list(output.classes)} if output.classes else {}),
         "rows": output.rows,
         "chunk_rows": output.chunk_rows,

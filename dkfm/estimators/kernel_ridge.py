@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, overload
 
@@ -78,7 +78,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
                 data, targets, options, dtype, self._stored_estimator_class, given.classes is None
             )
         fitted_alpha = given.fitted_alpha_to_json(alphas, self.alpha)
-        resolved = {"alpha": _alpha_to_json(self.alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
+        resolved = {"alpha": _alpha_to_json(self.alpha), "fitted_alpha": fitted_alpha, **given.describe()}
         return self._set_fitted(
             X, model, given.complete_fitted_values(fitted, targets), {"dtype": dtype.name, **resolved}
         )
@@ -142,7 +142,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
                 fitted_map, options, targets, data, landmarks, estimator._stored_estimator_class
             )
         fitted_alpha = given.fitted_alpha_to_json(alphas, alpha)
-        resolved = {"alpha": _alpha_to_json(alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
+        resolved = {"alpha": _alpha_to_json(alpha), "fitted_alpha": fitted_alpha, **given.describe()}
         return estimator._set_fitted_from_map(
             feature_map, model, given.complete_fitted_values(fitted, None), **resolved
         )
@@ -323,6 +323,20 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         """
         output = self._compute_output("predict", X)
         return flatten_column(output) if self._params_at_fit["is_vector"] else output
+
+    @property
+    def target_names_(self) -> list[str] | None:
+        """Names of the targets, if they were a data frame or a series with names; a batch job names columns by them."""
+        check_is_fitted(self, "model_")
+        return cast("list[str] | None", self._params_at_fit.get("target_names"))
+
+    @target_names_.setter
+    def target_names_(self, names: Sequence[str]) -> None:
+        self._params_at_fit = {**self._params_at_fit, "target_names": list(names)}
+
+    def _output_names(self, output: str) -> list[str]:
+        names = self.target_names_
+        return [f"{output}_{name}" for name in names] if names and len(names) > 1 else super()._output_names(output)
 
     def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
         return ridge.read_targets(y, sample_weight, n, type(self).__name__)

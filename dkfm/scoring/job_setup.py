@@ -264,8 +264,10 @@ def _build_output(
         require_pyarrow()
     if request.id_column == "" or (request.id_column is not None and not isinstance(given, HasIds)):
         raise InvalidInputError(f"id_column names a column of a table, and is {request.id_column!r} of {given.name}.")
+    labels = {"predict": record.target_names} if len(record.target_names) > 1 else {}
     columns = tuple(
-        OutputColumns(name, heads[name].width, prefixes[name], heads[name].output_dtype.name) for name in names
+        OutputColumns(name, heads[name].width, prefixes[name], heads[name].output_dtype.name, labels.get(name, ()))
+        for name in names
     )
     if is_table and request.id_column in [*names, *(name for entry in columns for name in entry.names)]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as scores or a column of them; rename it.")

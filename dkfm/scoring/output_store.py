@@ -206,7 +206,7 @@ def _read_layout(location: OutputLocation, name: str) -> ArrayLayout | None:
 def describe_output(output: Output) -> dict[str, object]:
     """Return the attributes of an output, ready for JSON."""
     return {
-        "outputs": [[columns.output, columns.width, columns.prefix, columns.dtype] for columns in output.columns],
+        "outputs": [_describe_columns(columns) for columns in output.columns],
         "classes": list(output.classes),
         "rows": output.rows,
         "chunk_rows": output.chunk_rows,
@@ -216,6 +216,11 @@ def describe_output(output: Output) -> dict[str, object]:
         "input": dict(output.input),
         "settings": dict(output.settings),
     }
+
+
+def _describe_columns(columns: OutputColumns) -> list[object]:
+    labels = [list(columns.labels)] if columns.labels else []
+    return [columns.output, columns.width, columns.prefix, columns.dtype, *labels]
 
 
 def find_output(root: Location, *, check_plain: bool = True) -> Output | None:
@@ -309,8 +314,13 @@ def _require_text(value: object) -> str:
     return value
 
 
-def _parse_columns(name: object, width: object, prefix: object, dtype: object) -> OutputColumns:
-    return OutputColumns(_require_name(name), _require_count(width), _require_text(prefix), _require_text(dtype))
+def _parse_columns(
+    name: object, width: object, prefix: object, dtype: object, labels: Sequence[object] = ()
+) -> OutputColumns:
+    names = tuple(map(_require_text, labels))
+    if names and not len(set(names)) == len(names) == width:
+        raise ValueError("the names of columns")
+    return OutputColumns(_require_name(name), _require_count(width), _require_text(prefix), _require_text(dtype), names)
 
 
 def _require_label(value: object) -> Label:

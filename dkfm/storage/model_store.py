@@ -62,6 +62,18 @@ class Record:
         return tuple(classes)
 
     @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the targets of a regression; empty if they had none."""
+        names = self.parameters.get("target_names")
+        if names is None:
+            return ()
+        if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
+            raise UnsupportedStoreError("The names of the targets of this model are not what dkfm writes.")
+        if not len(set(names)) == len(names) == self.model.head("predict").width:
+            raise UnsupportedStoreError("The names of the targets of this model are not one for each of them.")
+        return tuple(names)
+
+    @property
     def feature_names(self) -> list[str] | None:
         """Column names of the training rows; None if they had none."""
         names = self.fitted.get("feature_names")

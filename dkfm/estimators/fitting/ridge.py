@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_array
 
 from dkfm.core import budget
-from dkfm.core.frames import is_dask_collection
+from dkfm.core.frames import column_names, is_dask_collection
 from dkfm.core.rows import Array, require_unmasked
 from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting import out_of_core_rows
@@ -128,6 +128,12 @@ class GivenTargets:
     """Weights of the rows. Shape (N,)."""
     classes: Labels | None = None
     """Class labels of a classifier. Shape (C,)."""
+    names: list[str] | None = None
+    """Names of the targets, of a data frame or a series. Length q."""
+
+    def describe(self) -> dict[str, object]:
+        """Return what a store keeps of the targets beside their values."""
+        return {"is_vector": self.is_vector, **({} if self.names is None else {"target_names": self.names})}
 
     def drop_zero_weights(self, all_rows: TrainingData, kernel: Kernel | None = None) -> tuple[TrainingData, Targets]:
         """Return the rows of positive weight, with `kernel` resolved on them, and their targets."""
@@ -183,7 +189,16 @@ def read_targets(y: object, sample_weight: object, n: int, name: str) -> GivenTa
         raise InvalidInputError(f"y must be numbers, and row {int(finite.argmin())} contains NaN or infinity.")
     if len(targets) != n:
         raise InvalidInputError(f"y has {len(targets)} targets and X has {n} rows; each row has one.")
-    return GivenTargets(targets.reshape(n, -1), targets.ndim == 1, check_weights(sample_weight, n))
+    weights = check_weights(sample_weight, n)
+    return GivenTargets(targets.reshape(n, -1), targets.ndim == 1, weights, names=_find_target_names(y))
+
+
+def _find_target_names(y: object) -> list[str] | None:
+    """Return the names of the columns of a data frame, or of a series; None if there are none."""
+    if (names := column_names(y, "y")) is not None:
+        return list(names) if len(set(names)) == len(names) else None
+    name = getattr(y, "name", None) if hasattr(y, "to_frame") else None
+    return [name] if isinstance(name, str) and name else None
 
 
 def fit_ridge(

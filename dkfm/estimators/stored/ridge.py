@@ -50,6 +50,8 @@ class StoredRidge(StoredEstimator):
         fitted_alpha = record.parameters["fitted_alpha"]
         alphas = fitted_alpha if isinstance(fitted_alpha, list) else [fitted_alpha] * q
         are_numbers = all(type(alpha) is float and 0 <= alpha < np.inf for alpha in alphas)
+        if len(record.target_names) not in (0, q):
+            raise UnsupportedStoreError("The names of targets do not fit a regression.")
         if len(alphas) != q or not are_numbers or type(is_vector) is not bool or (is_vector and q > 1):
             raise UnsupportedStoreError("The penalties of a regression are not what dkfm writes.")
         return record

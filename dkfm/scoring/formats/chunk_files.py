@@ -43,10 +43,14 @@ class OutputColumns:
     """Beginning of the names of the columns in a table."""
     dtype: str
     """Dtype of the columns."""
+    labels: tuple[str, ...] = ()
+    """Names of the targets that the columns predict; none if they have no names."""
 
     @property
     def names(self) -> list[str]:
         """Names of the columns in a table; a single column may have the name of the output."""
+        if self.labels:
+            return [f"{self.output}_{label}" for label in self.labels]
         is_single = self.prefix == self.output and self.width == 1
         return [self.output] if is_single else [f"{self.prefix}{i}" for i in range(self.width)]
 
