@@ -1,6 +1,8 @@
 """Exceptions and warnings of dkfm; a message says in a sentence what was expected, what came, and what to do."""
 
 import reprlib
+import sys
+import warnings
 from collections.abc import Iterable
 
 _MAX_MESSAGE = 2000
@@ -201,3 +203,15 @@ class DkfmWarning(UserWarning):
 
 class TemporaryStoreWarning(UserWarning):
     """A temporary store of more than 1 GB will be written; the message has its size and its path."""
+
+
+_FOLLOWED_PACKAGES = ("dkfm", "contextlib", "functools", "sklearn")
+"""Packages between a warning and the line that it names."""
+
+
+def warn_caller(message: str, category: type[Warning] = DkfmWarning) -> None:
+    """Warn at the line of the caller's code that led here: the nearest one that is not dkfm's or scikit-learn's."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _FOLLOWED_PACKAGES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -3,14 +3,13 @@
 import json
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dkfm.errors import DkfmWarning, InvalidInputError, extract_reason, shorten
+from dkfm.errors import InvalidInputError, extract_reason, shorten, warn_caller
 
 if TYPE_CHECKING:
     import numpy as np
@@ -258,4 +257,4 @@ def warn_of_ids(features: list[str], id_column: str | None) -> None:
         if name.lower() in _ID_NAMES or name.lower().endswith("_id"):
             remedy = "" if id_column else f"give --id-column {name}, or "
             advice = f"if it identifies rows, {remedy}leave it out with --exclude-columns"
-            warnings.warn(f"The column {name!r} is a feature; {advice}.", DkfmWarning, stacklevel=2)
+            warn_caller(f"The column {name!r} is a feature; {advice}.")

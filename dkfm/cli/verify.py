@@ -92,7 +92,9 @@ def format_model_size(stored: "StoredEstimator") -> str:
         return f"{landmarks}, {len(classes):,} classes, shrinkage {shrinkage:.3g}"
     if isinstance(stored, StoredRidge):
         alpha, width = stored.parameters["fitted_alpha"], stored.model.head(stored.output_head_name).n_columns
-        penalty = f"{alpha:.3g}" if isinstance(alpha, float) else f"{min(alpha):.3g} to {max(alpha):.3g}"  # type: ignore[call-overload]  # else a list
+        penalties = cast("list[float]", alpha if isinstance(alpha, list) else [alpha])
+        ends = sorted({f"{value:.3g}" for value in penalties}, key=float)
+        penalty = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
         return f"{landmarks}, {width:,} {'target' if width == 1 else 'targets'}, alpha {penalty}"
     if not isinstance(stored, StoredMap):
         return landmarks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.chunking import require_count
 from dkfm.core.frames import column_names
 from dkfm.core.rows import Array, as_float64, as_rows
-from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
+from dkfm.errors import InvalidInputError, KernelError, NotSupportedError, warn_caller
 from dkfm.estimators.base import KernelTransformer
 from dkfm.estimators.columns_between_models import require_column_order
 from dkfm.estimators.fitting import preimages
@@ -120,7 +119,7 @@ class InverseTransformMixin(KernelTransformer):
             )
         if not result.converged.all():
             moving = int((~result.converged).sum())
-            warnings.warn(f"{moving} of {len(scores)} pre-images have not settled.", DkfmWarning, stacklevel=2)
+            warn_caller(f"{moving} of {len(scores)} pre-images have not settled.")
         return result.points.astype(self.model_.dtype, copy=False)
 
     def _check_scores(self, X: object) -> Array:

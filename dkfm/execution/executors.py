@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -12,7 +11,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dkfm.core import cpus
-from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, extract_reason
+from dkfm.errors import (
+    ClusterError,
+    StalledError,
+    UnfitWorkerError,
+    WorkerDiedError,
+    extract_reason,
+    warn_caller,
+)
 from dkfm.execution.clusters.current_client import (
     ask_scheduler,
     fetch_workers,
@@ -251,7 +257,7 @@ class ClientExecutor:
             self._unfit.add(error.worker)
             self.update_health()
             if self._fit:  # workers that are gone may come back
-                warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
+                warn_caller(f"{error} It gets no more tasks of this job.")
         return bool(self._fit)
 
     def _get_dated_heartbeat(self, address: str, last: object, now: float) -> tuple[object, float]:

@@ -5,7 +5,6 @@ The driver asks all workers before the first task. A worker that joins later che
 
 import asyncio
 import sys
-import warnings
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm.core.display.quantities import format_megabytes
-from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, extract_reason
+from dkfm.errors import ClusterError, DkfmError, StoreError, UnfitWorkerError, extract_reason, warn_caller
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import describe_blas_architectures, describe_blas_libraries, measure_task_blas_threads
 from dkfm.execution.clusters.current_client import fetch_workers, worker_address
@@ -194,11 +193,9 @@ async def _answer(requirements: WorkerRequirements, dask_worker: "Worker") -> _A
 def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:
     if len(workers) > 1:
         examples = "; ".join(f"{blas} on {addresses[0]}" for blas, addresses in sorted(workers.items()))
-        warnings.warn(
+        warn_caller(
             f"The workers compute by different BLAS, or for different processors ({examples}), so that which worker "
-            "computes a row changes its scores within rounding.",
-            DkfmWarning,
-            stacklevel=2,
+            "computes a row changes its scores within rounding."
         )
 
 

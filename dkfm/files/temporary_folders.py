@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -32,7 +31,7 @@ from types import FrameType
 
 from dkfm.core import budget
 from dkfm.core.display.quantities import format_bytes
-from dkfm.errors import TemporaryStoreWarning
+from dkfm.errors import TemporaryStoreWarning, warn_caller
 from dkfm.files.local import translate_write_errors
 from dkfm.files.process_records import RECORD_NAME, create_locked_record, has_ended
 from dkfm.files.signals import postpone_signal
@@ -215,7 +214,7 @@ def warn_of_large_store(parent: Path, need: int, what: str, remedy: str = _REMED
     """Warn with a `TemporaryStoreWarning` if a temporary store will be larger than 1 GB."""
     if need > _ANNOUNCED_BYTES:
         message = f"{what} takes {format_bytes(need)} in {parent} until the work is done; or {remedy}."
-        warnings.warn(message, TemporaryStoreWarning, stacklevel=2)
+        warn_caller(message, TemporaryStoreWarning)
 
 
 class _EndedBySignal(SystemExit):

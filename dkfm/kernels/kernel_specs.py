@@ -3,13 +3,12 @@
 scikit-learn is not imported: its objects are recognized by their module and class name.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf, sqrt
 from typing import Any, TypeAlias
 
-from dkfm.errors import DkfmWarning, KernelError, find_similar_names
+from dkfm.errors import KernelError, find_similar_names, warn_caller
 from dkfm.kernels import serialization
 from dkfm.kernels.algebra import Constant
 from dkfm.kernels.base import Kernel
@@ -165,7 +164,7 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
         if ":" in name:
             hint += "; only the command line takes parameters after a colon"
         raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
-    if is_theirs and set(parameters).difference(own):
+    if is_theirs and theirs and set(parameters).difference(own):
         raise KernelError(
             f"The kernel {name!r} has scikit-learn's parameters {', '.join(theirs)}, or dkfm's {', '.join(own)}, "
             f"and got {_join_names(parameters)}."
@@ -264,10 +263,8 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
         raise KernelError(
             f"kernel must be a dkfm kernel, a name of dkfm's or scikit-learn's, or a function; it is {spec!r:.100}."
         )
-    warnings.warn(
+    warn_caller(
         f"{display_name(spec)} is called for every pair of rows, which is slow; "
-        "a function of blocks, f(X, Y) of shape (n, m), in kernels.Function is not.",
-        DkfmWarning,
-        stacklevel=4,
+        "a function of blocks, f(X, Y) of shape (n, m), in kernels.Function is not."
     )
     return Pairwise(partial(spec, **parameters) if parameters else spec)

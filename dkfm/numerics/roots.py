@@ -9,7 +9,6 @@ becomes one of K by ``W = D^-1 W_A``. The error is then of order ``eps`` times t
 point errors in Cholesky", 1989).
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
+from dkfm.errors import InvalidInputError, NotPSDError, warn_caller
 from dkfm.numerics import links
 from dkfm.numerics.eigensolvers.dense import add_spare_row, eigh_without_spare_row
 from dkfm.numerics.model import Head, iter_weight_panels
@@ -255,7 +254,7 @@ def find_psd_cutoff(
     if on_indefinite != "clip":
         remedy = 'drop its negative part with on_indefinite="clip" (--on-indefinite clip)'
         raise NotPSDError(f"{finding}; choose another kernel, or {remedy}.")
-    warnings.warn(f"{finding}; its negative part is dropped, and {note}.", DkfmWarning, stacklevel=4)
+    warn_caller(f"{finding}; its negative part is dropped, and {note}.")
     return 4 * EPS * max(scale, -lowest)
 
 
@@ -358,9 +357,7 @@ def _warn_of_dropped_eigenvalues(dropped: Array, threshold: float, lowest: float
     """Warn if eigenvalues above a threshold of rounding were dropped: the most negative one is as large as they are."""
     n_above = int((dropped > threshold).sum())
     if n_above:
-        warnings.warn(
+        warn_caller(
             f"{what} has an eigenvalue of {lowest:.3g}, more than rounding explains, so {n_above} eigenvalues up to "
-            f"{float(dropped[0]):.3g} were dropped with it; the largest is {highest:.3g}.",
-            DkfmWarning,
-            stacklevel=4,
+            f"{float(dropped[0]):.3g} were dropped with it; the largest is {highest:.3g}."
         )

@@ -8,12 +8,11 @@ command goes on from wherever it was stopped. Where the order is not that of the
 
 import hashlib
 import uuid
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
-from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, StoreExistsError
+from dkfm.errors import DamagedStoreError, InvalidInputError, StoreExistsError, warn_caller
 from dkfm.files.change_detection import digest_file_stats
 from dkfm.scoring import completion, marker, output_store
 from dkfm.scoring.output_store import Output
@@ -223,20 +222,16 @@ def find_reusable_chunks(
     output_store.require_same_job(extended, requested)
     full = _count_known_rows(existing, source, files) // chunk_rows if chunk_rows == existing.chunk_rows else 0
     if files.replaces:
-        warnings.warn(
+        warn_caller(
             f"Files of {source.name} have changed, or are gone, since {existing.root} was left unfinished; the rows "
-            f"after those of its first {files.n_known:,} files are scored again.",
-            DkfmWarning,
-            stacklevel=5,
+            f"after those of its first {files.n_known:,} files are scored again."
         )
     known, is_finished = completion.load_receipts(existing, files.known_stamp)
     if is_finished and marker.read_input_stamp(existing) not in ("", files.known_stamp):
         known = []
-        warnings.warn(
+        warn_caller(
             f"{source.name} was copied or written to since the chunks of {existing.root} were scored; they are scored "
-            "again.",
-            DkfmWarning,
-            stacklevel=5,
+            "again."
         )
     kept = {receipt.chunk: receipt for receipt in known if receipt.chunk < full}
     return list(kept.values()), len(kept)

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -16,7 +15,7 @@ from dkfm.core import chunking
 from dkfm.core.display.quantities import format_seconds
 from dkfm.core.frames import validate_columns_argument
 from dkfm.core.trusted_functions import validate_trusted_argument
-from dkfm.errors import DkfmWarning, InvalidInputError
+from dkfm.errors import InvalidInputError, warn_caller
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import Executor, open_executor
@@ -197,22 +196,18 @@ def _read_unchanged_stamp(given: Source) -> str:
 
 def _warn_about_column_order(given: NamedColumns) -> None:
     names = ", ".join(given.columns[:5]) + (", ..." if len(given.columns) > 5 else "")
-    warnings.warn(
+    warn_caller(
         f"The model was fitted without names of columns; they are taken in the order of the table: {names}. Say which "
-        "with columns= (--columns), or fit from a table.",
-        DkfmWarning,
-        stacklevel=5,
+        "with columns= (--columns), or fit from a table."
     )
 
 
 def _warn_about_small_chunks(plan: planning.Plan) -> None:
     enough = min(math.ceil(10 * plan.chunk_seconds / plan.row_seconds), plan.rows)
-    warnings.warn(
+    warn_caller(
         f"{plan.chunks:,} chunks of {plan.chunk_rows:,} rows are as many files, which alone take about "
         f"{format_seconds(plan.file_seconds)}; choose a chunk_rows (--chunk-rows) of {enough:,} or more, or "
-        "leave the choice to dkfm.",
-        DkfmWarning,
-        stacklevel=5,
+        "leave the choice to dkfm."
     )
 
 

@@ -6,7 +6,6 @@ interrupted resumes: only chunks without a true receipt run again.
 
 import time
 import uuid
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,11 +17,11 @@ from dkfm.core.budget import STALL_SECONDS
 from dkfm.errors import (
     ClusterError,
     DamagedStoreError,
-    DkfmWarning,
     InvalidInputError,
     StoreError,
     StoreExistsError,
     UnfitWorkerError,
+    warn_caller,
 )
 from dkfm.execution import memory, worker_checks
 from dkfm.execution.model_cache import holds_model, remove_model, shrink_to_free_memory
@@ -328,11 +327,9 @@ class _JobRun:
             stale = len(self._receipts)
             self._receipts.clear()
         if stale:
-            warnings.warn(
+            warn_caller(
                 f"{self._job.input_watch.source.name} was copied or written to since {stale} chunks of {output.root} "
-                "were scored; they are scored again.",
-                DkfmWarning,
-                stacklevel=4,
+                "were scored; they are scored again."
             )
 
     def _keep_sound_receipts(self, output: Output, receipts: Collection[ChunkReceipt]) -> None:

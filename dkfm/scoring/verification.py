@@ -1,7 +1,6 @@
 """Verify an output: compare its chunks with their receipts, and some of its rows with the dense formula."""
 
 import json
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,14 @@ import numpy as np
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array, as_float64, zero_nonfinite_rows
-from dkfm.errors import CertificateError, DamagedStoreError, DkfmWarning, InvalidInputError, StoreError, shorten
+from dkfm.errors import (
+    CertificateError,
+    DamagedStoreError,
+    InvalidInputError,
+    StoreError,
+    shorten,
+    warn_caller,
+)
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
@@ -135,6 +141,10 @@ def _model_path(output: Output) -> str:
     if "://" in stated and stated.split("/")[:3] != str(output.root).split("/")[:3]:
         raise InvalidInputError(f"{output.root} says that its model is at {stated}; name it with model= (--model).")
     if "://" not in stated and not Path(stated).exists():
+        if Path(stated).parent.name.startswith("dkfm-model-"):
+            raise StoreError(
+                f"The model of {output.root} was in memory; save it, and say where it is with model= (--model)."
+            )
         raise StoreError(
             f"The model of {output.root} was at {stated}, and is not there; say where it is with model= (--model)."
         )
@@ -166,11 +176,9 @@ def _open_input_of_same_shape(against: object, output: Output, record: Record) -
     if ids is not None and isinstance(source, HasIds):
         source = open_source(against, "against", fitted_columns=fitted, id_column=ids)
     if source.name == output.input["name"] and source.stamp() != output.input["stamp"]:
-        warnings.warn(
+        warn_caller(
             f"{source.name} has changed since it was scored, or its files have other times: what is new is not "
-            "verified, and of the rest only the rows of the sample are compared.",
-            DkfmWarning,
-            stacklevel=3,
+            "verified, and of the rest only the rows of the sample are compared."
         )
     source = appending.restore_file_order(source, output)
     if source.shape[0] != output.rows:

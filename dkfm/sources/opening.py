@@ -2,13 +2,12 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dkfm.core.frames import column_names, convert_container, has_range_columns, is_dask_collection
 from dkfm.core.rows import as_float64, as_rows_allow_nonfinite
-from dkfm.errors import DkfmWarning, InvalidInputError
+from dkfm.errors import InvalidInputError, warn_caller
 from dkfm.files.location import Location, locate
 from dkfm.files.object_store import Remote
 from dkfm.sources.base import Source
@@ -175,4 +174,4 @@ def _warn_of_nonstring_columns(frame: object, name: str, fitted: Sequence[str] |
             f"The columns of {name} are called by numbers or tuples, which are not matched: they are taken in "
             "their order; call them by text."
         )
-        warnings.warn(message, DkfmWarning, stacklevel=5)
+        warn_caller(message)

@@ -234,7 +234,9 @@ def _read_verified_digest(path: Path) -> str:
         raise DamagedStoreError(f"The marker {path / store_metadata.MARKER} is damaged.")
     present = set(store_metadata.list_files(path)) - {store_metadata.MARKER}
     if different := present.symmetric_difference(checksums):
-        raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
+        name = min(different)
+        what = f"gained {name} since it was written; remove it" if name in present else f"lost {name}"
+        raise DamagedStoreError(f"{path} has {what}.")
     metadata = {name for name in present if name.rpartition("/")[2] == "zarr.json"}
     _require_checksums(path, metadata, checksums)
     for name in metadata - {"zarr.json"}:  # before hashing, which could take days for a file that somebody extended

@@ -285,9 +285,9 @@ def _list_verified_sizes(remote: Remote, marker_files: object) -> dict[str, int]
     sizes = {}
     for name, size, _ in remote.list_objects():
         if name != store_metadata.MARKER and name not in marker_files:  # at once: there may be millions of others
-            raise DamagedStoreError(f"{remote} has lost or gained {name} since it was written.")
+            raise DamagedStoreError(f"{remote} has gained {name} since it was written; remove it.")
         sizes[name] = size
     missing = sorted({*marker_files, store_metadata.MARKER} - set(sizes))
     if missing:
-        raise DamagedStoreError(f"{remote} has lost or gained {missing[0]} since it was written.")
+        raise DamagedStoreError(f"{remote} has lost {missing[0]}.")
     return sizes

@@ -6,7 +6,6 @@ imported in the functions that call it, because a job reads its model and writes
 
 import errno
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -17,7 +16,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, extract_reason
+from dkfm.errors import StoreError, StoreExistsError, extract_reason, warn_caller
 from dkfm.files import local, temporary_folders
 from dkfm.files.local import new_file, sync_folder, translate_write_errors
 from dkfm.storage import array_metadata_checks, own_files, store_metadata
@@ -200,7 +199,7 @@ def _try_remove_renamed_store(aside: Path, attrs: Json) -> None:
             aside.rename(folder / "store")  # a folder that a kill leaves is swept later
     elif not own_files.remove_own_files(aside, attrs):
         message = f"{aside} is what is left of a store that was replaced: it came to hold something that is not dkfm's."
-        warnings.warn(message, DkfmWarning, stacklevel=5)
+        warn_caller(message)
 
 
 def add_array(

@@ -1,7 +1,6 @@
 """Fit kernel Fisher discriminants, and certify them."""
 
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -10,7 +9,7 @@ import numpy as np
 
 from dkfm.core import budget, cpus
 from dkfm.core.rows import Array
-from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
+from dkfm.errors import InvalidInputError, NotSupportedError, warn_caller
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import MEAN_REMEDY, warn_of_rounding
@@ -240,7 +239,7 @@ def fit_in_map(
 def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: float) -> dict[str, object]:
     if not len(result.between_class_variances):
         message = f"Beside a ridge of {result.ridge:.1e} the classes have one mean: the priors alone decide."
-        warnings.warn(message, DkfmWarning, stacklevel=4)
+        warn_caller(message)
     return {
         "priors": classes.effective_priors,
         "ratios": result.between_class_variances,

@@ -1,6 +1,5 @@
 """Fit feature maps: their models, error bounds and certificates."""
 
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -10,7 +9,7 @@ import numpy as np
 from dkfm.core import cpus
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array
-from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
+from dkfm.errors import InvalidInputError, KernelError, NotSupportedError, warn_caller
 from dkfm.estimators.fitting import fit_certificates
 from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks, uses_all_rows
 from dkfm.estimators.stored.feature_map import certify_map, sample_scorer_and_kernel_rows
@@ -152,7 +151,7 @@ def _warn_of_underflow(diagonal: Array, rank: int, kernel: Kernel) -> None:
         finding = f"{kernel!r} is 0 on these rows, so the map has no features"
     else:
         return
-    warnings.warn(f"{finding}; scale the rows or the kernel up.", DkfmWarning, stacklevel=4)
+    warn_caller(f"{finding}; scale the rows or the kernel up.")
 
 
 def _log_residual_stage(rows: int, data: TrainingData, model: Model) -> None:
@@ -221,7 +220,7 @@ def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -
 def _warn_of_tolerance(bounds: Array, tol: float) -> None:
     if (least := float(bounds.min())) > tol:
         message = f"No rank of this map is within tol = {tol:.3g}: the least error bound is {least:.3g}."
-        warnings.warn(message, DkfmWarning, stacklevel=4)
+        warn_caller(message)
 
 
 def choose_truncated_rank(rank: int | None, tol: float | None, error_bounds: Array | None, n_features: int) -> int:

@@ -1,6 +1,5 @@
 """Choose the landmarks of a map (all rows, those of the user, or those of a selector), and compute their root."""
 
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from sklearn.utils.random import sample_without_replacement
 from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_float64, as_rows, require_rows_container
-from dkfm.errors import DkfmWarning, InvalidInputError
+from dkfm.errors import InvalidInputError, warn_caller
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
@@ -135,7 +134,7 @@ def _choose(
         raise InvalidInputError(f'landmarks="{landmarks}" needs n_landmarks.')
     count = n if n_landmarks is None else require_count(n_landmarks, "n_landmarks")
     if count > n:
-        warnings.warn(f"n_landmarks is {count} and there are {n} rows, which are taken.", DkfmWarning, stacklevel=3)
+        warn_caller(f"n_landmarks is {count} and there are {n} rows, which are taken.")
         count = n
     if landmarks == "uniform":
         return ChosenLandmarks(data.subset(np.sort(rng.choice(n, count, replace=False))))

@@ -1,6 +1,5 @@
 """Fit kernel principal components: choose the solver, and keep the Gram matrix in memory or in its store."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from sklearn.utils import check_random_state
 from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
-from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
+from dkfm.errors import ConvergenceError, InvalidInputError, KernelError, NotSupportedError, warn_caller
 from dkfm.estimators.fitting import eigenproblem_setup, out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import COMPONENT_LIMITS, warn_of_rounding
@@ -295,7 +294,7 @@ def variance_ratios(variances: Array, total: float) -> Array:
             "The shares of variance are NaN: the first eigenvalues of a kernel that is not positive semi-definite do "
             'not determine the sum of all positive ones; fit with eigen_solver="dense" for them.'
         )
-        warnings.warn(message, DkfmWarning, stacklevel=3)
+        warn_caller(message)
     return np.zeros(len(variances)) if total <= 0 else variances / total
 
 

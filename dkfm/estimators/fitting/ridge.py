@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_array
 
 from dkfm.core import budget
-from dkfm.core.frames import column_names, is_dask_collection
+from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array, require_unmasked
 from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting import out_of_core_rows
@@ -35,8 +35,10 @@ from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
 if TYPE_CHECKING:
     import dask.array as da
 
-_REMEDY = 'beside alpha, rounding is large: use a larger alpha, or a smaller tol of solver="cg"'
-"""What helps where a certificate is bad."""
+_LARGE_ROUNDING = "beside alpha, rounding is large: "
+_REMEDY, _TOLERANCE = f"{_LARGE_ROUNDING}use a larger alpha", ', or a smaller tol of solver="cg"'
+_PATH_REMEDY = f"{_LARGE_ROUNDING}give alphas= of larger penalties, or bring the columns to one scale"
+"""What helps where a certificate is bad, for a given alpha, by iteration, and for a chosen one."""
 
 _PATH_LENGTH = 20
 """Number of penalties that alpha="loo" chooses from."""
@@ -195,8 +197,10 @@ def read_targets(y: object, sample_weight: object, n: int, name: str) -> GivenTa
 
 def _find_target_names(y: object) -> list[str] | None:
     """Return the names of the columns of a data frame, or of a series; None if there are none."""
-    if (names := column_names(y, "y")) is not None:
-        return list(names) if len(set(names)) == len(names) else None
+    columns = list(getattr(y, "columns", ()))
+    if columns:
+        are_names = all(isinstance(column, str) for column in columns) and len(set(columns)) == len(columns)
+        return columns if are_names else None
     name = getattr(y, "name", None) if hasattr(y, "to_frame") else None
     return [name] if isinstance(name, str) and name else None
 
@@ -228,7 +232,8 @@ def fit_ridge(
     else:
         solution = _solve_in_memory(data, scaled, options, penalties, path, per_target, bool(reason))
     model = _make_model(Model(data.kernel, data.indexable_rows, {}), solution.coefficients * scale, stored, dtype)
-    fitted = _certify_and_collect_fitted(model, data, solution, scale, stored)
+    remedy = _PATH_REMEDY if path is not None else _REMEDY + (_TOLERANCE if solver == "cg" else "")
+    fitted = _certify_and_collect_fitted(model, data, solution, scale, stored, remedy=remedy)
     if path is not None:
         with np.errstate(over="ignore", under="ignore"):
             fitted |= {"alphas": path, "loo_errors": cast("Array", solution.path_errors) * scale * scale}
@@ -314,10 +319,11 @@ def _certify_and_collect_fitted(
     scale: Array,
     stored: type[StoredRidge],
     rounding: float = 0.0,
+    remedy: str = _REMEDY,
 ) -> dict[str, object]:
     """Return the fitted values of a solution by name, with a certificate, which has at least the error `rounding`.
 
-    The targets of the solution were divided by `scale`.
+    The targets of the solution were divided by `scale`; `remedy` helps where the certificate is bad.
     """
     values, scales = solution.fitted_values * scale, solution.max_abs_targets * scale
     with open_certificate_scorer(model, stored.output_head_name, len(values)) as scorer:
@@ -327,7 +333,7 @@ def _certify_and_collect_fitted(
     if model.dtype == np.float64:
         norms = solution.bound_norms(errors.largest / scale) * scale
     measured = errors.to_certificate(scales, smaller_norms).combine(Certificate(rounding, rounding, 0))
-    warn_of_rounding(measured, model, _REMEDY)
+    warn_of_rounding(measured, model, remedy)
     fitted: dict[str, object] = {"fitted_values": values, "target_scales": scales, "norms": norms}
     if solution.left_out is not None:
         fitted["loo_predictions"] = solution.left_out * scale

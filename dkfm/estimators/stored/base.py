@@ -123,7 +123,8 @@ class StoredEstimator(ABC):
             landmarks = TrainingRows(model.kernel, model.original_landmarks, 0)
         with open_certificate_scorer(model, self.output_head_name, n) as scorer:
             measured = self._certify(scorer, landmarks)
-            measured.require_not_worse_than(cast("Certificate", self.values["certificate"]))
+            fitted = cast("Certificate", self.values["certificate"])
+            measured.require_not_worse_than(fitted, or_given="the Gram matrix" if model.kernel.is_precomputed else "")
             if X is None or model.kernel.is_precomputed:
                 return Verification(measured)
             return self._verify_points(scorer, measured, (check_points or self.check_points)(compute_lazy_frame(X)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dkfm.errors import ClusterError, DkfmWarning, SchedulerNameError, StoreError, extract_reason
+from dkfm.errors import ClusterError, SchedulerNameError, StoreError, extract_reason, warn_caller
 from dkfm.execution.clusters import current_client
 from dkfm.storage import json_reading
 
@@ -120,11 +120,9 @@ def _exists(spec: str) -> bool:
 
 def _warn_of_open_port(address: str) -> None:
     if address.startswith("tcp://") and not _is_loopback(address):
-        warnings.warn(
+        warn_caller(
             f"Whoever reaches {address} can run code there, for nothing asks who it is; cluster/tls in dkfm's "
-            "repository tells how to make certificates, and how a tls:// address is used.",
-            DkfmWarning,
-            stacklevel=6,
+            "repository tells how to make certificates, and how a tls:// address is used."
         )
 
 

@@ -3,7 +3,6 @@
 Both sides are computed with the model itself, so that damaged weights, landmarks or offsets show.
 """
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from math import isnan
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.rows import Array, Rows
-from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, UnsupportedStoreError
+from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError, warn_caller
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.numerics import training_statistics
 from dkfm.numerics.roots import row_lengths
@@ -88,13 +87,17 @@ class Certificate:
         pairs, compared = self.pairs + other.pairs, self.compared or other.compared
         return Certificate(float(error), float(relative), pairs, max(sampled, default=None), compared)
 
-    def require_not_worse_than(self, fitted: "Certificate") -> None:
-        """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ."""
+    def require_not_worse_than(self, fitted: "Certificate", or_given: str = "") -> None:
+        """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ.
+
+        `or_given` is what the user gave for it, which may be of another fit.
+        """
         same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
         if not same:  # a NaN is not
+            cause = "its values have changed" + (f", or {or_given} is not that of the fit" if or_given else "")
             raise CertificateError(
-                f"The model measures {self}, and measured {fitted} when it was fitted: its values have changed; take a "
-                "copy of it that has not, or fit it again."
+                f"The model measures {self}, and measured {fitted} when it was fitted: {cause}; take a copy of it that "
+                "has not, or fit it again."
             )
 
     def require_error_at_most(self, bound: float) -> None:
@@ -140,7 +143,7 @@ def warn_if_error_is_large(
     """
     limit = LIMITS[dtype.name] if limit is None else limit
     if not error <= limit:  # a NaN is not
-        warnings.warn(f"{finding}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=5)
+        warn_caller(f"{finding}, and at most {limit:.0e} is expected; {remedy}.")
 
 
 def describe_overflow(dtype: np.dtype[np.floating], kernel: Kernel) -> str:

@@ -4,7 +4,6 @@ With weights w and ``S = diag(sqrt w)``, the coefficients are ``c = S A^(-1) S y
 prediction of a row z is ``k(z, X) c``. It minimizes ``sum_n w_n (y_n - f(x_n))^2 + alpha |f|^2``.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError, NotSupportedError
+from dkfm.errors import InvalidInputError, NotPSDError, NotSupportedError, warn_caller
 from dkfm.kernels.pairwise.block_operations import mirror_lower
 from dkfm.numerics.eigensolvers.dense import eigh_in_place
 from dkfm.numerics.roots import EPS, find_psd_cutoff
@@ -362,9 +361,7 @@ class _Decomposed:
 
 
 def _warn_of_least_squares(alpha: float, dropped: int) -> None:
-    warnings.warn(
+    warn_caller(
         f"alpha = {alpha:.1e} is nothing beside the rounding of kernel values, and {dropped} eigenvalues are rounding: "
-        "the solution is the one of least norm without them.",
-        DkfmWarning,
-        stacklevel=5,
+        "the solution is the one of least norm without them."
     )
