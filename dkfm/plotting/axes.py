@@ -130,7 +130,8 @@ def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
         raise InvalidInputError("There are no axes to save.")
     figure = panels[0].get_figure(root=True)
     assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
+    with local.translate_write_errors(Path(path)):
+        figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
     import_pyplot().close(figure)
 
 
