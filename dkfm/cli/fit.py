@@ -204,7 +204,7 @@ def _require_labels(table: Source, train: str, options: FitOptions) -> None:
         if options.label_column is not None:
             _read_label_column(table, options.label_column)
         else:
-            open_source(train, columns=options.y_columns)
+            _open_targets(train, options.y_columns)
     elif options.y_path is not None:
         option, word = ("--targets", "target") if options.targets else ("--labels", "label")
         arguments.read_labels(options.y_path, option, table.shape[0], word)
@@ -363,9 +363,17 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
     _list_feature_columns(source, train, options)
     if options.label_column is not None:
         return source, _read_label_column(source, options.label_column)
-    targets = open_source(train, columns=options.y_columns)
+    targets = _open_targets(train, options.y_columns)
     values = cast("Array", read_finite(targets, slice(0, targets.shape[0])))
     return source, values if values.shape[1] > 1 else values[:, 0]
+
+
+def _open_targets(train: str, columns: list[str]) -> Source:
+    try:
+        return open_source(train, columns=columns)
+    except InvalidInputError as error:
+        reason = str(error).partition(", and features are")[0].rstrip(".")
+        raise InvalidInputError(f"--target-columns takes columns of numbers: {reason}.") from None
 
 
 def _read_label_column(table: Source, name: str) -> "npt.NDArray[np.generic]":

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import dask.array as da
 import dask.dataframe as dd
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli.app import main
-from dkfm.errors import DamagedStoreError, UnsupportedStoreError
+from dkfm.errors import DamagedStoreError, InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.stored import opening
 from dkfm.storage import store_metadata
 from helpers.untrusted import edit
@@ -91,6 +92,24 @@ def test_the_command_line_names_targets_and_goes_on_with_them(frame, tmp_path, m
     assert list(pd.read_parquet("out.parquet").columns) == ["id", "predict_weight", "predict_price"]
     for store in ("model", "other", "out.parquet"):
         assert json.loads(run(f"info {store} --json"))["targets"] == TARGETS
+
+
+@pytest.mark.parametrize("estimator", [dkfm.KernelRidge(), dkfm.KernelFisher(), dkfm.KernelRidgeClassifier()])
+@pytest.mark.parametrize("y", ["price", Path("y.npy")])
+def test_a_name_or_a_path_is_no_y(estimator, y, frame):
+    with pytest.raises(InvalidInputError, match="y is an array with a value for each row, and not a name or a path"):
+        estimator.fit(frame[FEATURES], y)
+
+
+def test_columns_of_text_are_no_targets(frame, tmp_path):
+    frame.assign(kind="a").to_parquet(tmp_path / "x.parquet")
+    columns = "--target-columns price,kind --id-column id"
+    line = f"fit {tmp_path}/x.parquet {tmp_path}/m --method ridge --kernel linear {columns}"
+    for more in ("", " --dry-run"):
+        ended = CliRunner().invoke(main, (line + more).split())
+        assert ended.exit_code == 1
+        assert "--target-columns takes columns of numbers: " in ended.stderr
+        assert "features" not in ended.stderr
 
 
 @pytest.mark.parametrize("names", ["price", ["price"], ["price", "price"], ["price", 3], ["price", "a\0b"], [[], []]])

@@ -1,5 +1,6 @@
 """Check class labels, and convert predicted codes to labels."""
 
+import os
 from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -40,6 +41,7 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     if y is None:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
     require_unmasked(y, "y")
+    require_no_name(y)
     try:
         computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
         labels = column_or_1d(_convert_nullable_integers(computed), warn=True)
@@ -57,6 +59,15 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
     if len(labels) != n:
         raise InvalidInputError(f"y has {len(labels)} labels and X has {n} rows; each row has one.")
     return cast("Labels", labels)
+
+
+def require_no_name(y: object) -> None:
+    """Raise an InvalidInputError if labels or targets are the name of a column or a path."""
+    if isinstance(y, str | os.PathLike):
+        raise InvalidInputError(
+            f"y is an array with a value for each row, and not a name or a path, {str(y)!r:.100}; dkfm fit takes names "
+            "of columns and paths."
+        )
 
 
 def require_no_missing_labels(labels: Labels, name: str, rows: npt.NDArray[np.intp] | None = None) -> None:

@@ -13,6 +13,7 @@ from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array, require_unmasked
 from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting import out_of_core_rows
+from dkfm.estimators.fitting.class_labels import require_no_name
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.estimators.fitting.solver_choice import choose_solver
@@ -179,6 +180,7 @@ def read_targets(y: object, sample_weight: object, n: int, name: str) -> GivenTa
     if y is None:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a number a row.")
     require_unmasked(y, "y")
+    require_no_name(y)
     try:
         computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
         targets = check_array(computed, ensure_2d=False, dtype=np.float64, input_name="y", ensure_all_finite=False)
