@@ -36,8 +36,7 @@ import dkfm
 from dkfm.core import budget, cpus
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.memory import peak_memory
-from dkfm.gram import product_costs
-from dkfm.gram.linear_systems import tiled_cholesky
+from dkfm.gram import build, product_costs
 from dkfm.gram.linear_systems.tile_store import open_tile_store
 from dkfm.gram.linear_systems.tiled_cholesky import FactorTask, factor_tile, open_tiled_factor
 from dkfm.kernels import Gaussian
@@ -95,7 +94,7 @@ def factor_panels(n):
     """Print the seconds of the first two panels of a factor, beside the planned ones of as many operations."""
     X, kernel = np.random.default_rng(0).normal(size=(n, 50)), Gaussian(5.0)
     with tempfile.TemporaryDirectory() as folder:
-        store = open_tile_store(Path(folder) / "factor.zarr", {"shape": [n, 50]}, n, tiled_cholesky.TILE_ROWS)
+        store = open_tile_store(Path(folder) / "factor.zarr", {"shape": [n, 50]}, n, build.TILE_ROWS)
         task = FactorTask(kernel, MemorySource(X), None, 1e-3, store, None)
         columns = range(2)
         with ThreadPoolExecutor(cpus.COUNT) as pool:
