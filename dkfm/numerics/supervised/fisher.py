@@ -118,12 +118,12 @@ def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage:
 def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
     """Return the discriminants from ``C = R Y`` (N, C), ``ridge Y'RY`` (C, C) and the ridge ``N lambda``."""
     if not np.isfinite(residual).all():
-        raise _make_overflow_error(ridge)
+        raise InvalidInputError(
+            f"The coefficients of discriminants with a ridge of {ridge:.1e} overflow; scale the kernel or the rows up."
+        )
     directions = solve_directions(residual / classes.total, classes)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # the certificate of what overflows is an error
         b = Weighting(classes.weights).apply_weighted_centring_adjoint(C @ directions.combinations)
-    if not np.isfinite(b).all():
-        raise _make_overflow_error(ridge)
     return Discriminants(b, means @ b, directions.between_class_variances, directions.means, ridge / classes.total)
 
 
@@ -272,12 +272,6 @@ def _diagonalize_prior_scatter(combinations: Array, means: Array, ratios: Array,
         combinations, means = combinations @ rotation, means @ rotation
     signs = choose_signs(means)
     return _Directions(combinations * signs, means * signs, ratios)
-
-
-def _make_overflow_error(ridge: float) -> InvalidInputError:
-    return InvalidInputError(
-        f"The coefficients of discriminants with a ridge of {ridge:.1e} overflow; scale the kernel or the rows up."
-    )
 
 
 def _make_singular_error(share: float) -> InvalidInputError:
