@@ -224,6 +224,8 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         Coefficients c of the training rows.
     X_fit_ : ndarray or csr_array of shape (N, d)
         Training rows; not available for a precomputed kernel.
+    target_names_ : list of str, or None
+        Names of the targets of a data frame or a series; columns of several predictions are ``predict_name``.
     alpha_ : float or ndarray of shape (q,)
         Penalty as given, or as chosen by "loo"; one for each target (q,) if `alpha` or the targets (N, q) are so.
     alphas_ : ndarray of shape (m,)
