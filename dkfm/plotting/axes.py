@@ -59,7 +59,7 @@ def require_component(number: object, q: int) -> None:
         raise InvalidInputError(f"There are {q} components, with numbers from 0, and {number!r:.50} is none of them.")
 
 
-def name_of_scores(estimator: object) -> str:
+def get_score_name(estimator: object) -> str:
     """Return what a column of an estimator's `transform` is called."""
     if isinstance(estimator, ExactFeatureMap):
         return "feature"

@@ -21,7 +21,7 @@ from dkfm.numerics.certificates import certificate
 from dkfm.plotting.axes import (
     add_legend,
     ensure_axes,
-    name_of_scores,
+    get_score_name,
     require_component,
     scatter,
     write_note,
@@ -312,7 +312,7 @@ def _resolve_scores(scores: Values | BaseEstimator, X: Values | None) -> tuple[V
         raise InvalidInputError(f"components draws what transform returns, and a {type(scores).__name__} has none.")
     if X is None:
         raise InvalidInputError(f"components of a {type(scores).__name__} needs the rows X.")
-    return scores.transform(X), name_of_scores(scores)
+    return scores.transform(X), get_score_name(scores)
 
 
 def _find_novelty_method(estimator: BaseEstimator) -> tuple[str, Callable[[Values], Values]]:

@@ -13,7 +13,7 @@ from dkfm.plotting.axes import (
     choose_label_color,
     ensure_axes,
     ensure_panel_axes,
-    name_of_scores,
+    get_score_name,
     require_component,
     scatter,
     write_note,
@@ -198,7 +198,7 @@ def contours(
         panel.contourf(horizontal, vertical, heights, 20, cmap="Greys", alpha=0.6)
         panel.contour(horizontal, vertical, heights, 10, colors="black", linewidths=0.6)
         scatter(panel, rows, row_labels)
-        panel.set(title=f"{name_of_scores(estimator)} {number + 1}", xticks=(), yticks=())
+        panel.set(title=f"{get_score_name(estimator)} {number + 1}", xticks=(), yticks=())
         write_note(panel, note)
     return axes
 

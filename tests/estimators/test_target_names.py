@@ -43,6 +43,7 @@ def test_names_are_those_of_a_frame_or_a_series_and_outlast_the_store(frame, tmp
             (frame.price.rename(None), None),
             (frame[TARGETS].to_numpy(), None),
             (frame[TARGETS].set_axis(["a", 3], axis=1), None),
+            (frame[TARGETS].set_axis(["a", "b\0"], axis=1), None),
             (da.from_array(frame.price.to_numpy()), None),
         ]
     ):

@@ -1,6 +1,6 @@
 """Fit kernel ridge regressions, and certify them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -199,12 +199,10 @@ def read_targets(y: object, sample_weight: object, n: int, name: str) -> GivenTa
 
 def _find_target_names(y: object) -> list[str] | None:
     """Return the names of the columns of a data frame, or of a series; None if there are none."""
-    columns = list(getattr(y, "columns", ()))
-    if columns:
-        are_names = all(isinstance(column, str) for column in columns) and len(set(columns)) == len(columns)
-        return columns if are_names else None
-    name = getattr(y, "name", None) if hasattr(y, "to_frame") else None
-    return [name] if isinstance(name, str) and name else None
+    given: object = [getattr(y, "name", None)] if hasattr(y, "to_frame") else getattr(y, "columns", None)
+    columns = list(given) if isinstance(given, Iterable) else []
+    names = [name for name in columns if isinstance(name, str) and name and "\0" not in name]
+    return names if names and len(set(names)) == len(columns) else None
 
 
 def fit_ridge(
