@@ -174,7 +174,7 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
         kernel = pca.make_standardizing_kernel(kernel, [read_evenly_spaced_rows(table, _SAMPLED_ROWS)])[0]
     estimator = _build_estimator(kernel, options)
     if options.excluded_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
-        names = _list_feature_columns(table, train, options)
+        names = list(cast("NamedColumns", table).columns)
     with connection:
         return plan_fit(estimator, train, columns=names, id_column=options.id_column, feature_map=feature_map)
 
@@ -200,7 +200,7 @@ def _open_table(train: str, model: str, options: FitOptions, feature_map: "Exact
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:
     """Raise unless there are labels or targets where the options say, one for each row of a file."""
     if options.y_columns:
-        _list_feature_columns(table, train, options)
+        _require_table(table, train, options)
         if options.label_column is not None:
             _read_label_column(table, options.label_column)
         else:
@@ -360,7 +360,7 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
             return source, None
         option, word = ("--targets", "target") if options.targets else ("--labels", "label")
         return source, arguments.read_labels(options.y_path, option, source.shape[0], word)
-    _list_feature_columns(source, train, options)
+    _require_table(source, train, options)
     if options.label_column is not None:
         return source, _read_label_column(source, options.label_column)
     targets = _open_targets(train, options.y_columns)
@@ -369,6 +369,7 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
 
 
 def _open_targets(train: str, columns: list[str]) -> Source:
+    """Return the columns of targets; an error calls them so."""
     try:
         return open_source(train, columns=columns)
     except InvalidInputError as error:
@@ -383,9 +384,8 @@ def _read_label_column(table: Source, name: str) -> "npt.NDArray[np.generic]":
     return read_label_column(cast("ParquetSource", table), name)
 
 
-def _list_feature_columns(source: Source, train: str, options: FitOptions) -> list[str]:
-    """Return the columns of a table that was opened without those of labels and targets."""
+def _require_table(source: Source, train: str, options: FitOptions) -> None:
+    """Raise an InvalidInputError if labels or targets are named as columns of a file without names."""
     if not isinstance(source, NamedColumns):
         option, file = ("label-column", "labels") if options.label_column else ("target-columns", "targets")
         raise InvalidInputError(f"--{option} names a column of a table, and {train} is none; use --{file}.")
-    return list(source.columns)

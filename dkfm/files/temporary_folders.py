@@ -177,6 +177,15 @@ def open_temporary_folder(
             folder.remove()
 
 
+def has_temporary_name(path: Path) -> bool:
+    """Return whether a path has the name of a temporary folder of dkfm's.
+
+    >>> has_temporary_name(Path("dkfm-model-" + 32 * "0")), has_temporary_name(Path("dkfm-model-of-mine"))
+    (True, False)
+    """
+    return _FOLDER_NAME.fullmatch(path.name) is not None
+
+
 def remove_owner_record(path: Path) -> None:
     """Remove the owner of a temporary folder, so that none is swept that may hold the only copy of a user's data."""
     (path / RECORD_NAME).unlink(missing_ok=True)
@@ -273,7 +282,7 @@ def remove_abandoned_once() -> None:
 def remove_abandoned(parent: Path) -> None:
     """Remove temporary folders that dead processes of this user on this host have left in a folder."""
     with suppress(OSError):
-        for path in [path for path in parent.iterdir() if _FOLDER_NAME.fullmatch(path.name) and path not in _folders]:
+        for path in [path for path in parent.iterdir() if has_temporary_name(path) and path not in _folders]:
             with suppress(OSError, ValueError, LookupError, TypeError):  # an invalid record proves nothing
                 _remove_if_abandoned(path)
 

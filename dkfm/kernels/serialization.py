@@ -283,7 +283,7 @@ def require_small_config(config: object) -> None:
     parts, stack = 0, [(config, 0)]
     while stack:
         value, depth = stack.pop()
-        if depth > _MAX_DEPTH + 1:  # the reader counts exactly
+        if depth > _MAX_DEPTH + 1:  # `_decode` has the exact limit
             raise KernelError(f"A stored kernel is nested deeper than {_MAX_DEPTH}.")
         if isinstance(value, str) and len(value) > _MAX_TEXT:
             raise KernelError(f"A stored kernel has a text of {len(value)} characters, and may have {_MAX_TEXT}.")

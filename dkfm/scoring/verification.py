@@ -20,7 +20,7 @@ from dkfm.errors import (
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
-from dkfm.files import change_detection
+from dkfm.files import change_detection, temporary_folders
 from dkfm.files.location import locate
 from dkfm.numerics import links
 from dkfm.numerics.certificates.reference_scores import ReferenceScorer
@@ -141,7 +141,7 @@ def _model_path(output: Output) -> str:
     if "://" in stated and stated.split("/")[:3] != str(output.root).split("/")[:3]:
         raise InvalidInputError(f"{output.root} says that its model is at {stated}; name it with model= (--model).")
     if "://" not in stated and not Path(stated).exists():
-        if Path(stated).parent.name.startswith("dkfm-model-"):
+        if temporary_folders.has_temporary_name(Path(stated).parent):
             raise StoreError(
                 f"The model of {output.root} was in memory; save it, and say where it is with model= (--model)."
             )

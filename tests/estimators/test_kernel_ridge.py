@@ -1,6 +1,7 @@
 """Kernel ridge regression: scikit-learn's, left-out rows as refits predict them, weights, and the features of a map."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from dkfm.errors import (
     NotSupportedError,
     UnsupportedStoreError,
 )
+from dkfm.estimators.fitting import ridge
 from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution import memory
 from dkfm.kernels import Gaussian
@@ -318,3 +320,18 @@ def test_a_map_without_features_predicts_zero():
     assert phi.rank_ == 0
     ridge = dkfm.KernelRidge.from_map(phi, np.ones((30, 2)), np.zeros((30, 2)))
     np.testing.assert_array_equal(ridge.predict(np.ones((3, 2))), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"alpha": 1.0}, "use a larger alpha$"),
+        ({"alpha": 1.0, "solver": "cg"}, 'use a larger alpha, or a smaller tol of solver="cg"$'),
+        ({"alpha": "loo"}, "give alphas= of larger penalties, or bring the columns to one scale$"),
+    ],
+)
+def test_the_remedy_of_a_bad_certificate_is_one_of_what_was_given(options, remedy, rng, monkeypatch):
+    told, X = [], rng.normal(size=(40, 3))
+    monkeypatch.setattr(ridge, "warn_of_rounding", lambda measured, model, remedy: told.append(remedy))
+    dkfm.KernelRidge(kernel=Gaussian(2.0), **options).fit(X, X[:, 0])
+    assert re.search(remedy, *told)

@@ -111,7 +111,7 @@ def test_components_of_a_given_gram_are_verified_against_it(points):
     K = KERNEL(points[0])
     pca = dkfm.KernelPCA(3, kernel="precomputed").fit(K)
     assert pca.verify(K).certificate.error < 1e-13
-    with pytest.raises(CertificateError):
+    with pytest.raises(CertificateError, match="or the Gram matrix is not that of the fit"):
         pca.verify(K + 1e-6 * np.outer(np.arange(60), np.arange(60)))
 
 

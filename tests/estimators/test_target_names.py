@@ -1,6 +1,7 @@
 """Targets with names keep them: in the estimator, its store, `dkfm info`, and the columns of predictions."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli.app import main
-from dkfm.errors import DamagedStoreError, InvalidInputError, UnsupportedStoreError
+from dkfm.errors import DamagedStoreError, InvalidInputError, StoreError, UnsupportedStoreError
 from dkfm.estimators.stored import opening
 from dkfm.storage import store_metadata
 from helpers.untrusted import edit
@@ -82,7 +83,8 @@ def test_the_command_line_names_targets_and_goes_on_with_them(frame, tmp_path, m
         assert ended.exit_code == 0, ended.output
         return ended.stdout
 
-    run("fit x model --method ridge --kernel linear --target-columns weight,price --id-column id")
+    fitted = run("fit x model --method ridge --kernel linear --target-columns weight,price --alpha loo --id-column id")
+    assert re.search("2 targets, alpha [^ ]*, certificate", fitted), "both targets have one alpha"
     run("fit x map --method features --kernel linear --columns a,b,c")
     run("fit x other --method ridge --map map --target-columns weight,price")
     score = "score model x out.parquet --id-column id --append"
@@ -93,6 +95,15 @@ def test_the_command_line_names_targets_and_goes_on_with_them(frame, tmp_path, m
     assert list(pd.read_parquet("out.parquet").columns) == ["id", "predict_weight", "predict_price"]
     for store in ("model", "other", "out.parquet"):
         assert json.loads(run(f"info {store} --json"))["targets"] == TARGETS
+
+
+def test_scores_of_a_model_in_memory_ask_for_it(frame, tmp_path):
+    ridge = fit(frame, frame.price)
+    dkfm.batch_score(ridge, frame[FEATURES], tmp_path / "x.zarr", progress=False)
+    with pytest.raises(StoreError, match=r"model of .* was in memory; save it, and say where it is"):
+        dkfm.verify_scores(tmp_path / "x.zarr", frame[FEATURES])
+    ridge.save(tmp_path / "model")
+    assert dkfm.verify_scores(tmp_path / "x.zarr", frame[FEATURES], model=tmp_path / "model").sampled == 40
 
 
 @pytest.mark.parametrize("estimator", [dkfm.KernelRidge(), dkfm.KernelFisher(), dkfm.KernelRidgeClassifier()])

@@ -85,6 +85,7 @@ def test_every_name_of_either_vocabulary_is_a_kernel():
         ("rbf", {"sigma": 1.0}, "'rbf' has the parameter gamma, and got sigma; sigma is one of 'gaussian'"),
         ("gaussian", {"gamma": 1.0}, "'gaussian' has the parameter sigma, and got gamma; gamma is one of 'rbf'"),
         ("gausian", {}, "There is no kernel named 'gausian'; near it: gaussian"),
+        ("precomputed", {"sigma": 3}, "^Precomputed has the parameter columns, and got sigma"),
         ("gaussian:sigma=3", {}, "near it: gaussian; only the command line takes parameters after a colon"),
         ("spline", {}, "there are additive_chi2, additive_chi_squared, arc_cosine, "),
     ],

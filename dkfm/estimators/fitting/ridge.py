@@ -36,10 +36,14 @@ from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
 if TYPE_CHECKING:
     import dask.array as da
 
-_LARGE_ROUNDING = "beside alpha, rounding is large: "
-_REMEDY, _TOLERANCE = f"{_LARGE_ROUNDING}use a larger alpha", ', or a smaller tol of solver="cg"'
-_PATH_REMEDY = f"{_LARGE_ROUNDING}give alphas= of larger penalties, or bring the columns to one scale"
-"""What helps where a certificate is bad, for a given alpha, by iteration, and for a chosen one."""
+_REMEDY = "beside alpha, rounding is large: use a larger alpha"
+"""What helps where the certificate of a given alpha is bad."""
+
+_CG_REMEDY = f'{_REMEDY}, or a smaller tol of solver="cg"'
+"""What helps where conjugate gradients were used."""
+
+_PATH_REMEDY = "beside alpha, rounding is large: give alphas= of larger penalties, or bring the columns to one scale"
+"""What helps where alpha was chosen from a path."""
 
 _PATH_LENGTH = 20
 """Number of penalties that alpha="loo" chooses from."""
@@ -232,7 +236,7 @@ def fit_ridge(
     else:
         solution = _solve_in_memory(data, scaled, options, penalties, path, per_target, bool(reason))
     model = _make_model(Model(data.kernel, data.indexable_rows, {}), solution.coefficients * scale, stored, dtype)
-    remedy = _PATH_REMEDY if path is not None else _REMEDY + (_TOLERANCE if solver == "cg" else "")
+    remedy = _PATH_REMEDY if path is not None else _CG_REMEDY if solver == "cg" else _REMEDY
     fitted = _certify_and_collect_fitted(model, data, solution, scale, stored, remedy=remedy)
     if path is not None:
         with np.errstate(over="ignore", under="ignore"):

@@ -22,7 +22,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 """Smallest normal number: its products with `_RESIDUAL_SHARE` are not 0."""
 
 _SMALLEST_SQUARED = 2.0**-400
-"""Smallest largest entry of a block whose squares are summed as they are; its inverse is the largest one."""
+"""Blocks are scaled before they are squared if their largest entry is below this, or above its inverse."""
 
 _RESIDUAL_SHARE = 4 * _EPS
 """Residuals up to this share of the largest eigenvalue come from rounding."""
