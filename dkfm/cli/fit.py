@@ -15,7 +15,6 @@ import numpy.typing as npt
 from dkfm import estimators
 from dkfm.cli import option_parsing as arguments
 from dkfm.cli import process
-from dkfm.core import chunking
 from dkfm.errors import InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
@@ -163,15 +162,15 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
     table, names = _open_table(train, model, options, feature_map), arguments.parse_list(options.columns)
     _require_labels(table, train, options)
     with process.disable_gc_during_imports():
-        from dkfm.estimators.fitting import pca
         from dkfm.estimators.planning.fit_plan import plan_fit
+        from dkfm.estimators.standardization import make_standardizing_kernel
 
     if kernel is None:
         kernel = cast("ExactFeatureMap", feature_map).kernel_
     else:
         _log_default_width(kernel, options)
     if options.standardize:  # a sample tells the scales well enough
-        kernel = pca.make_standardizing_kernel(kernel, [read_evenly_spaced_rows(table, _SAMPLED_ROWS)])[0]
+        kernel = make_standardizing_kernel(kernel, read_evenly_spaced_rows(table, _SAMPLED_ROWS))[0]
     estimator = _build_estimator(kernel, options)
     if options.excluded_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
         names = list(cast("NamedColumns", table).columns)
@@ -254,38 +253,24 @@ def _fit_and_save(
             from dkfm.estimators.fitting import out_of_core_rows
             from dkfm.gram.streamed_rows import SourceRows
 
-            estimator, more = _build_estimator(kernel, options), {}
-        if options.standardize and options.method == "pca":
-            more = {"standardize": True}
-        elif options.standardize:
-            kernel = _standardize_columns(kernel, source)
-            estimator.set_params(kernel=kernel)
+            estimator = _build_estimator(kernel, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-            memory.require_factorization_memory(
-                source.shape[0], source.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies
-            )
+            copies = kernel.landmark_copies + options.standardize  # standardized landmarks are one more
+            memory.require_factorization_memory(source.shape[0], source.float64s_per_row, kernel.peak_blocks, copies)
         streams = out_of_core_rows.can_stream_rows(estimator, kernel)
         rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
         if streams:  # the rows must not change before the end of the fit
             with connection:
-                estimator.fit(rows)
+                estimator.fit(rows, standardize=options.standardize)
         watch.require_same("read", "fit again")
     if not streams:
         with connection:
-            estimator.fit(rows, labels, **more)
+            estimator.fit(rows, labels, standardize=options.standardize)
     _name_targets(estimator, options)
     if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model, overwrite=options.overwrite)
     return estimator
-
-
-def _standardize_columns(kernel: Kernel, source: Source) -> Kernel:
-    """Return the kernel of rows standardized to mean 0 and variance 1 over a source, which is read in parts."""
-    from dkfm.estimators.fitting.pca import make_standardizing_kernel
-
-    n, count = source.shape[0], chunking.choose_tile_rows(source.float64s_per_row)
-    return make_standardizing_kernel(kernel, (read_finite(source, rows) for rows in chunking.row_slices(n, count)))[0]
 
 
 def _fit_in_map(

@@ -18,6 +18,7 @@ from dkfm.estimators.base import KernelTransformer, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks, out_of_core_rows
 from dkfm.estimators.fitting.landmarks import MapOptions
 from dkfm.estimators.fitting.parameter_types import Basis, Build, Certify, DType, IndefinitePolicy, Landmarks
+from dkfm.estimators.standardization import make_standardizing_kernel
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.map_records import eigenvalues_or_pivots_name
@@ -206,7 +207,7 @@ class ExactFeatureMap(KernelTransformer):
         self.workspace = workspace
         self.progress = progress
 
-    def fit(self, X: object, y: object = None, sample_weight: object = None) -> Self:
+    def fit(self, X: object, y: object = None, sample_weight: object = None, standardize: bool = False) -> Self:
         """Fit the map to training rows X.
 
         The Gram matrix is computed on the current Dask client, or on threads of this process; its root here, once.
@@ -222,6 +223,8 @@ class ExactFeatureMap(KernelTransformer):
         sample_weight : array-like of shape (N,), default=None
             Non-negative weights of the rows in the mean of a centred map. Rows of weight 0 are left out, and refused if
             rows are read tile by tile. Inner products are those of a fit in which a row of weight w occurs w times.
+        standardize : bool, default=False
+            Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
         if not isinstance(self.centered, bool | np.bool_):
             raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
@@ -230,8 +233,9 @@ class ExactFeatureMap(KernelTransformer):
         kernel = as_kernel(self.kernel, self.kernel_params)
         streams = out_of_core_rows.can_stream_rows(self, kernel)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams):
-            return self._fit_stored_rows(X, streams, y, sample_weight)
+            return self._fit_stored_rows(X, streams, y, sample_weight, standardize)
         X = compute_lazy_frame(X)
+        kernel = make_standardizing_kernel(kernel, X, sample_weight)[0] if standardize else kernel
         require_same_columns(self.landmarks, X, "landmarks", "X")
         # Landmarks that are chosen are copied when they are.
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
@@ -353,9 +357,9 @@ class ExactFeatureMap(KernelTransformer):
     def distance(self, X: object, Y: object = None) -> Array | da.Array:
         """Return the distances of all pairs of rows in the feature space of the kernel.
 
-        They are ``sqrt(k(x, x) + k(y, y) - 2 k(x, y))``, in float64. The distance ``|phi(x) - phi(y)|`` of features is
-        the same if both rows are in the span of the landmarks, and smaller otherwise. The error is at most about
-        ``sqrt(eps k)``: distances of almost equal rows lose half of their digits.
+        They are ``sqrt(k(x, x) + k(y, y) - 2 k(x, y))``, in float64 (Ghiasi-Shirazi and Qaraei, eq. 26). The distance
+        ``|phi(x) - phi(y)|`` of features is the same if both rows are in the span of the landmarks, and smaller
+        otherwise. The error is at most about ``sqrt(eps k)``: distances of almost equal rows lose half of their digits.
 
         Parameters
         ----------
@@ -368,10 +372,6 @@ class ExactFeatureMap(KernelTransformer):
         -------
         ndarray, or lazy dask array with the row chunks of X, of shape (n, m)
             Distances.
-
-        Notes
-        -----
-        Ghiasi-Shirazi and Qaraei, eq. (26).
 
         Examples
         --------

@@ -21,6 +21,7 @@ from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, f
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
+from dkfm.estimators.standardization import make_standardizing_kernel
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.discriminants import StoredDiscriminants
@@ -174,7 +175,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         self.workspace = workspace
         self.progress = progress
 
-    def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
+    def fit(self, X: object, y: object, sample_weight: object = None, standardize: bool = False) -> Self:
         """Fit the discriminants to training rows X with labels y.
 
         The Gram matrix is computed on the current Dask client, or on threads of this process; its factor here.
@@ -188,13 +189,17 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         sample_weight : array-like of shape (N,), default=None
             Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" does not separate.
             Rows of weight 0 are left out.
+        standardize : bool, default=False
+            Whether the model scales columns to mean 0 and variance 1; `predict` and `dkfm score` take unscaled rows.
         """
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
-            return self._fit_stored_rows(X, False, y, sample_weight)
+            return self._fit_stored_rows(X, False, y, sample_weight, standardize)
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype = check_dtype(precision)
         options, X = self._discriminant_options(), training_data.compute_lazy_frame(X)
+        if standardize:
+            kernel, _ = make_standardizing_kernel(kernel, X, sample_weight)
         all_rows = self._check_data(X, kernel)
         y = class_labels.check_label_array(y, all_rows.indexable_rows.shape[0], type(self).__name__)
         rows, weights = training_data.drop_zero_weights(all_rows, sample_weight, kernel)

@@ -16,6 +16,7 @@ from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import fit_certificates, out_of_core_rows, pca
 from dkfm.estimators.fitting.parameter_types import ComponentPolicy, DType, EigenSolver, Formulation
 from dkfm.estimators.inverse_transform import InverseTransformMixin
+from dkfm.estimators.standardization import make_standardizing_kernel
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.components import StoredComponents
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
@@ -226,7 +227,7 @@ class KernelPCA(InverseTransformMixin):
         columns: dict[str, Array] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
-            kernel, columns = pca.make_standardizing_kernel(kernel, [X], sample_weight)
+            kernel, columns = make_standardizing_kernel(kernel, X, sample_weight)
         rows = self._check_data(X, kernel, copy=bool(self.copy_X))
         rows, weights = training_data.drop_zero_weights(rows, sample_weight, kernel)
         weighting = Weighting(weights, bool(self.centered))
@@ -311,10 +312,10 @@ class KernelPCA(InverseTransformMixin):
         return ComponentOptions(pca.check_n_components(self.n_components), check_dtype(dtype), self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
-        # The eigenvectors save a second kernel product. They have no entries for rows of weight 0.
+        # The eigenvectors save a second kernel product. They have no entries for rows of weight 0, and those of rows
+        # of small weight are small, too, and may be mostly rounding error.
         weights = vars(self).get("sample_weight_")
         if weights is not None:
-            # The entries of rows of small weight are small, too, and may be mostly rounding error.
             too_light = weights.min() < MIN_WEIGHT_SHARE * weights.max()
             if too_light or len(weights) != as_rows(X).shape[0]:
                 return super()._transform_training_rows(X)
@@ -323,8 +324,7 @@ class KernelPCA(InverseTransformMixin):
 
     @property
     def _component_weights(self) -> Array:
-        head = self.model_.head("scores")
-        return head.weights[:, : head.n_columns]
+        return (head := self.model_.head("scores")).weights[:, : head.n_columns]
 
     @property
     def eigenvectors_(self) -> Array:

@@ -19,6 +19,7 @@ from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.ridge import GivenTargets
+from dkfm.estimators.standardization import make_standardizing_kernel
 from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.gram import training_data
@@ -49,7 +50,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         """Check what a fit is given beside its n rows."""
         raise AssertionError("subclasses implement this")
 
-    def fit(self, X: object, y: object = None, sample_weight: object = None) -> Self:
+    def fit(self, X: object, y: object = None, sample_weight: object = None, standardize: bool = False) -> Self:
         """Fit the regression to training rows X with targets y.
 
         The Gram matrix, or its factor in tiles, is computed on the current Dask client, or on threads of this process.
@@ -62,12 +63,16 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             Targets, or the class labels (N,) of a classifier.
         sample_weight : float or array-like of shape (N,), default=None
             Non-negative weights. A row of weight w counts as w equal rows; rows of weight 0 are left out.
+        standardize : bool, default=False
+            Whether the model scales columns to mean 0 and variance 1; `predict` and `dkfm score` take unscaled rows.
         """
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
-            return self._fit_stored_rows(X, False, y, sample_weight)
+            return self._fit_stored_rows(X, False, y, sample_weight, standardize)
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
+        if standardize:
+            kernel, _ = make_standardizing_kernel(kernel, X, sample_weight)
         all_rows = self._check_data(X, kernel)
         given = self._read_targets(y, sample_weight, all_rows.indexable_rows.shape[0])
         data, targets = given.drop_zero_weights(all_rows, kernel)

@@ -13,7 +13,7 @@ from dkfm.core.frames import column_names, describe_known_names, is_dask_collect
 from dkfm.core.rows import Rows, as_float64, as_rows, require_finite, stack_rows
 from dkfm.errors import BudgetError, InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_label_array
-from dkfm.estimators.fitting.pca import fit_scaler
+from dkfm.estimators.standardization import fit_scaler
 from dkfm.execution import memory
 from dkfm.gram.training_data import compute_lazy_frame
 from dkfm.kernel_comparison.result import LabelArray
@@ -110,7 +110,7 @@ def _require_memory(n: int, d: int) -> None:
 
 def standardize_columns(rows: LabelledRows) -> LabelledRows:
     """Return the rows with columns of mean 0 and variance 1 over the training rows."""
-    scaler = fit_scaler([rows.train])
+    scaler = fit_scaler(rows.train)
     train, test = scaler.transform(rows.train), scaler.transform(rows.test)
     clause = f"{rows.test_origin_clause}; columns are scaled to mean 0 and variance 1 over the training rows"
     return replace(rows, train=train, test=test, test_origin_clause=clause)

@@ -352,7 +352,7 @@ def _ensure_model_on_disk(model: "str | Path | Savable") -> Iterator[Path]:
     if not isinstance(model, Savable):
         remedy = ""
         if hasattr(model, "steps"):  # a pipeline of scikit-learn
-            instead = "KernelPCA.fit(X, standardize=True) or kernels.Standardize"
+            instead = "fit(X, standardize=True) or kernels.Standardize"
             remedy = f"; {instead} take the place of a StandardScaler, and dkfm.fold takes linear models"
         raise InvalidInputError(
             f"model must be a path or a fitted estimator of dkfm's, and is {type(model).__name__}{remedy}."

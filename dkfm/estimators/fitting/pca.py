@@ -1,19 +1,18 @@
 """Fit kernel principal components: choose the solver, and keep the Gram matrix in memory or in its store."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 
 from dkfm.core import budget
 from dkfm.core.chunking import require_count
-from dkfm.core.rows import Array, Rows, as_float64, as_rows
-from dkfm.errors import ConvergenceError, InvalidInputError, KernelError, NotSupportedError, warn_caller
+from dkfm.core.rows import Array, Rows
+from dkfm.errors import ConvergenceError, InvalidInputError, KernelError, warn_caller
 from dkfm.estimators.fitting import eigenproblem_setup, out_of_core_rows
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.fit_certificates import COMPONENT_LIMITS, warn_of_rounding
@@ -22,8 +21,8 @@ from dkfm.execution.stage_log import log_stage
 from dkfm.gram import fit_checkpoints
 from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, LanczosCheckpoint
 from dkfm.gram.product_costs import ProductCost, ProductMethod
-from dkfm.gram.training_data import TrainingData, TrainingRows, check_sample_weight, drop_zero_weights
-from dkfm.kernels import KernelSpec, Standardize, as_kernel
+from dkfm.gram.training_data import TrainingData, TrainingRows, drop_zero_weights
+from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
 from dkfm.numerics import kernel_components, links
@@ -43,9 +42,6 @@ SOLVERS = ("auto", "dense", "arpack", "randomized")
 
 _PRIMAL_SQUARES = 7
 """Number of (N, N) arrays of formulation="primal", which decomposes two matrices."""
-
-_MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
-"""Smallest variance whose squares keep all digits."""
 
 _MAX_ARPACK_PRODUCTS = 1000
 """Default maximum number of products with the Gram matrix for eigen_solver="arpack"."""
@@ -354,40 +350,3 @@ def compute_landmark_moments(feature_map: FittedMap, root: Root, sample_weight: 
             "precomputed kernel), or they are to have weights."
         )
     return kernel_components.compute_moments_of_landmarks(root, np.ones(points.shape[0]))
-
-
-def make_standardizing_kernel(
-    kernel: Kernel, parts: Iterable[object], sample_weight: object = None
-) -> tuple[Kernel, dict[str, Array]]:
-    """Return the kernel of rows standardized to mean 0 and variance 1, and the mean and scale of each column.
-
-    The rows may come in `parts`, if they have no weights.
-    """
-    if kernel.is_precomputed:
-        raise InvalidInputError("A precomputed kernel has no rows to standardize.")
-    scaler = fit_scaler(parts, sample_weight)
-    mean, scale = scaler.mean_, scaler.scale_
-    return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}
-
-
-def fit_scaler(parts: Iterable[object], sample_weight: object = None) -> StandardScaler:
-    """Return scikit-learn's scaler of rows to mean 0 and variance 1."""
-    scaler = StandardScaler()  # it detects columns that are constant up to rounding
-    lowest, highest = np.inf, -np.inf
-    for part in parts:
-        rows = as_float64(as_rows(part))
-        if not isinstance(rows, np.ndarray):
-            raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
-        weights = None if sample_weight is None else check_sample_weight(sample_weight, len(rows))
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
-            scaler.partial_fit(rows, sample_weight=weights)
-        counted = rows if weights is None else rows[weights > 0]
-        lowest, highest = np.minimum(lowest, counted.min(axis=0)), np.maximum(highest, counted.max(axis=0))
-    if not np.isfinite(scaler.var_).all():
-        column = int(np.isfinite(scaler.var_).argmin())
-        raise InvalidInputError(f"Column {column} has numbers whose variance overflows, so it cannot be standardized.")
-    underflows = (highest > lowest) & (scaler.var_ < _MIN_VARIANCE)
-    if underflows.any():
-        column = int(underflows.argmax())
-        raise InvalidInputError(f"Column {column} has numbers whose variance underflows, so it cannot be standardized.")
-    return scaler

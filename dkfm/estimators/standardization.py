@@ -1,0 +1,73 @@
+"""Standardize the columns of training rows to mean 0 and variance 1, as a part of the kernel."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from sklearn.preprocessing import StandardScaler
+
+from dkfm.core import chunking
+from dkfm.core.rows import Array, Rows, as_float64, as_rows
+from dkfm.errors import InvalidInputError, NotSupportedError
+from dkfm.gram.streamed_rows import SourceRows
+from dkfm.gram.training_data import check_sample_weight
+from dkfm.kernels import Standardize
+from dkfm.kernels.base import Kernel
+from dkfm.sources.base import read_finite
+
+_MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
+"""Smallest variance whose squares keep all digits."""
+
+
+def make_standardizing_kernel(
+    kernel: Kernel, X: object, sample_weight: object = None
+) -> tuple[Kernel, dict[str, Array]]:
+    """Return the kernel of rows standardized to mean 0 and variance 1, and the mean and scale of each column."""
+    if kernel.is_precomputed:
+        raise InvalidInputError("A precomputed kernel has no rows to standardize.")
+    scaler = fit_scaler(X, sample_weight)
+    mean, scale = scaler.mean_, scaler.scale_
+    return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}
+
+
+def fit_scaler(X: object, sample_weight: object = None) -> StandardScaler:
+    """Return scikit-learn's scaler of rows (n, d) to mean 0 and variance 1; those of a source are read in parts.
+
+    A number for `sample_weight` is a weight that all rows have.
+    """
+    scaler = StandardScaler()  # it detects columns that are constant up to rounding
+    lowest, highest = np.inf, -np.inf
+    for rows, weights in _iter_counted_rows(X, sample_weight):
+        if not isinstance(rows, np.ndarray):
+            raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
+            scaler.partial_fit(as_float64(rows), sample_weight=weights)
+        lowest, highest = np.minimum(lowest, rows.min(axis=0)), np.maximum(highest, rows.max(axis=0))
+    if not np.isfinite(scaler.var_).all():
+        column = int(np.isfinite(scaler.var_).argmin())
+        raise InvalidInputError(f"Column {column} has numbers whose variance overflows, so it cannot be standardized.")
+    underflows = (highest > lowest) & (scaler.var_ < _MIN_VARIANCE)
+    if underflows.any():
+        column = int(underflows.argmax())
+        raise InvalidInputError(f"Column {column} has numbers whose variance underflows, so it cannot be standardized.")
+    return scaler
+
+
+def _iter_counted_rows(X: object, sample_weight: object) -> Iterator[tuple[Rows, Array | None]]:
+    """Yield the rows whose weight is not 0, in parts, and their weights; these are None where all are equal."""
+    n = X.shape[0] if isinstance(X, SourceRows) else as_rows(X).shape[0]
+    is_weighted = sample_weight is not None and not isinstance(sample_weight, int | float | np.number)
+    weights = check_sample_weight(sample_weight, n) if is_weighted else None
+    for part, rows in _iter_parts(X):
+        if weights is None or weights[part].all():
+            yield rows, None if weights is None else weights[part]
+        elif len(counted := np.flatnonzero(weights[part])):
+            yield rows[counted], weights[part][counted]
+
+
+def _iter_parts(X: object) -> Iterator[tuple[slice, Rows]]:
+    """Yield rows, those of a source in parts, and where each part is."""
+    if not isinstance(X, SourceRows):
+        yield slice(None), as_rows(X)
+        return
+    for part in chunking.row_slices(X.shape[0], chunking.choose_tile_rows(X.source.float64s_per_row)):
+        yield part, read_finite(X.source, part)
