@@ -1,5 +1,6 @@
 """Validate rows given by a user, and treat dense and sparse rows alike."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -47,7 +48,12 @@ def as_rows(X: object, name: str = "X") -> Rows:
 
 
 def require_rows_container(X: object) -> None:
-    """Raise an InvalidInputError if X is an xarray Dataset or a polars LazyFrame, which are no rows of values yet."""
+    """Raise an InvalidInputError if X is a path, an xarray Dataset or a polars LazyFrame, which hold no rows."""
+    if isinstance(X, str | os.PathLike):
+        raise InvalidInputError(
+            f"Rows in memory are needed here, and {os.fspath(X)!r:.100} is a path: read the file first. `batch_score` "
+            "scores files."
+        )
     kind = type(X)  # a column of a pandas data frame is an attribute of X, and not of its type
     if hasattr(kind, "data_vars") and hasattr(kind, "coords"):
         raise InvalidInputError('A Dataset of xarray holds several variables; select one, as in dataset["name"].')

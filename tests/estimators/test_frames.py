@@ -1,5 +1,7 @@
 """Frames of pandas, polars and pyarrow mean the same to every estimator; what is no frame of rows is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
@@ -80,6 +82,23 @@ def test_what_holds_no_rows_is_refused_in_one_sentence_that_says_what_to_do(give
     X, sentence = REFUSED[given]
     with pytest.raises(InvalidInputError, match=sentence):
         CALLS[call](X)
+
+
+TAKE_ROWS_IN_MEMORY = {
+    "transform": CALLS["transform"],
+    "fit_transform": lambda X: dkfm.KernelPCA(2, kernel=K).fit_transform(X),
+    "fit_transform of a map": lambda X: dkfm.ExactFeatureMap(K).fit_transform(X),
+    "predict": lambda X: dkfm.KernelFisher(kernel=K).fit(ROWS, LABELS).predict(X),
+    "a kernel": K,
+}
+
+
+@pytest.mark.parametrize("call", TAKE_ROWS_IN_MEMORY)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_is_refused_as_one_where_rows_in_memory_are_needed(kind, call, tmp_path):
+    np.save(tmp_path / "x.npy", ROWS)
+    with pytest.raises(InvalidInputError, match=r"^Rows in memory are needed here, and .*x\.npy' is a path: read"):
+        TAKE_ROWS_IN_MEMORY[call](kind(tmp_path / "x.npy"))
 
 
 ESTIMATORS = (dkfm.KernelRidgeClassifier, dkfm.KernelFisher)
