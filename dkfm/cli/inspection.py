@@ -7,6 +7,7 @@ from pathlib import Path
 from dkfm.core.chunking import count_tiles
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.estimators.stored.components import StoredComponents
+from dkfm.estimators.stored.ridge import StoredRidge, StoredRidgeClassifier
 from dkfm.files.location import Location, locate
 from dkfm.gram.linear_systems.tile_store import count_lower_tiles
 from dkfm.kernels import serialization
@@ -87,6 +88,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         **({"classes": list(record.classes)} if record.classes else {}),
         **_describe_variance(record),
         **_describe_shrinkage(record),
+        **_describe_left_out_errors(record),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
         "bytes": record.model.total_nbytes,
@@ -115,6 +117,15 @@ def _describe_shrinkage(record: Record) -> dict[str, object]:
     numbers = record.fitted.get("numbers") if record.estimator == "KernelFisher" else None
     value = numbers.get("shrinkage") if isinstance(numbers, dict) else None
     return {"shrinkage": value} if isinstance(value, float) and isfinite(value) else {}
+
+
+def _describe_left_out_errors(record: Record) -> dict[str, object]:
+    """Return the errors of left-out rows that chose the penalty of a regression, if there are any and it is sound."""
+    classes = {"KernelRidge": StoredRidge, "KernelRidgeClassifier": StoredRidgeClassifier}
+    with suppress(Exception):  # a record of an unknown store may raise anything
+        errors = classes[record.estimator].from_record(record).left_out_errors
+        return {} if errors is None else {"left_out_errors": errors.tolist()}
+    return {}
 
 
 def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Run `dkfm verify`: measure a stored model or an output again, without scikit-learn, and describe it."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import isfinite
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dkfm.estimators.stored.base import StoredEstimator
     from dkfm.estimators.stored.feature_map import StoredMap
     from dkfm.estimators.stored.folded import StoredFold
+    from dkfm.estimators.stored.ridge import StoredRidge
 
 
 def verify_output(
@@ -91,16 +92,33 @@ def format_model_size(stored: "StoredEstimator") -> str:
         classes, shrinkage = cast("Array", stored.values["priors"]), cast("float", stored.values["shrinkage"])
         return f"{landmarks}, {len(classes):,} classes, shrinkage {shrinkage:.3g}"
     if isinstance(stored, StoredRidge):
-        alpha, width = stored.parameters["fitted_alpha"], stored.model.head(stored.output_head_name).n_columns
-        penalties = cast("list[float]", alpha if isinstance(alpha, list) else [alpha])
-        ends = sorted({f"{value:.3g}" for value in penalties}, key=float)
-        penalty = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
-        return f"{landmarks}, {width:,} {'target' if width == 1 else 'targets'}, alpha {penalty}"
+        width = stored.model.head(stored.output_head_name).n_columns
+        return f"{landmarks}, {width:,} {'target' if width == 1 else 'targets'}, {_describe_penalties(stored)}"
     if not isinstance(stored, StoredMap):
         return landmarks
     bound = "not known, for training rows were sampled" if stored.error_bound is None else f"{stored.error_bound:.1e}"
     bound += "" if stored.error_bound is None or stored.error_bound < 1 else " (of 1 or more: it says nothing)"
     return f"{landmarks}, rank {len(stored.eigenvalues_or_pivots):,}, error bound {bound}"
+
+
+def _describe_penalties(stored: "StoredRidge") -> str:
+    """Return the penalties of a regression, and the errors of left-out rows if these chose them."""
+    alpha = stored.parameters["fitted_alpha"]
+    penalties = cast("list[float]", alpha if isinstance(alpha, list) else [alpha])
+    text = f"alpha {_format_range(penalties)}"
+    if stored.left_out_errors is None:
+        return text
+    path = cast("Array", stored.values["alphas"])
+    if path.min() in penalties or path.max() in penalties:
+        text += f", at an end of the penalties that were tried, {_format_range(path)}"
+    of = " of decision values" if stored.has_classes else ""
+    return f"{text}, root mean squared error{of} of left-out rows {_format_range(stored.left_out_errors)}"
+
+
+def _format_range(values: "Iterable[float] | Array") -> str:
+    """Return the smallest and the largest of some numbers with three digits, or one if they are equal."""
+    ends = sorted({f"{value:.3g}" for value in values}, key=float)
+    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
 def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, object]:
@@ -109,6 +127,7 @@ def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, o
     from dkfm.estimators.stored.discriminants import StoredDiscriminants
     from dkfm.estimators.stored.feature_map import StoredMap
     from dkfm.estimators.stored.folded import StoredFold
+    from dkfm.estimators.stored.ridge import StoredRidge
     from dkfm.kernels import serialization
     from dkfm.numerics.certificates.certificate import Certificate
 
@@ -126,6 +145,10 @@ def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, o
         facts |= {"explained_share": stored.explained_share}
     if isinstance(stored, StoredDiscriminants):
         facts |= {"shrinkage": stored.values["shrinkage"]}
+    if isinstance(stored, StoredRidge):
+        errors = stored.left_out_errors
+        facts |= {"alpha": stored.parameters["fitted_alpha"]}
+        facts |= {} if errors is None else {"left_out_errors": errors.tolist()}
     certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
     return facts | certificates
 

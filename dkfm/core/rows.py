@@ -48,17 +48,21 @@ def as_rows(X: object, name: str = "X") -> Rows:
 
 
 def require_rows_container(X: object) -> None:
-    """Raise an InvalidInputError if X is a path, an xarray Dataset or a polars LazyFrame, which hold no rows."""
-    if isinstance(X, str | os.PathLike):
-        raise InvalidInputError(
-            f"Rows in memory are needed here, and {os.fspath(X)!r:.100} is a path: read the file first. `batch_score` "
-            "scores files."
-        )
+    """Raise an InvalidInputError if X is an xarray Dataset or a polars LazyFrame, which are no rows of values yet."""
     kind = type(X)  # a column of a pandas data frame is an attribute of X, and not of its type
     if hasattr(kind, "data_vars") and hasattr(kind, "coords"):
         raise InvalidInputError('A Dataset of xarray holds several variables; select one, as in dataset["name"].')
     if hasattr(kind, "collect") and hasattr(kind, "collect_schema"):
         raise InvalidInputError("A LazyFrame of polars is a query and holds no rows yet; call its collect() first.")
+
+
+def require_no_path(X: object) -> None:
+    """Raise an InvalidInputError if X is a path where rows in memory are needed."""
+    if isinstance(X, str | os.PathLike):
+        raise InvalidInputError(
+            f"Rows in memory are needed here, and {os.fspath(X)!r:.100} is a path: read the file first. `batch_score` "
+            "scores files."
+        )
 
 
 def _require_no_times(X: object, name: str) -> None:
@@ -72,6 +76,7 @@ def _require_no_times(X: object, name: str) -> None:
 def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the check for finite values."""
     require_rows_container(X)
+    require_no_path(X)
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
     require_unmasked(X, name)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli.app import main
+from dkfm.cli.verify import format_model_size
 from dkfm.kernels import Gaussian
 
 
@@ -77,9 +78,39 @@ def test_labels_make_a_classifier_and_loo_chooses_the_penalty(data, source, labe
     summary = run(f"{source} --method ridge --kernel gaussian --param sigma=2 --alpha loo")
     found = dkfm.load("m")
     assert tuple(found.classes_) == tuple(labels)
-    assert f"300 landmarks, 1 target, alpha {found.alpha_:.3g}, certificate" in summary
+    assert f"300 landmarks, 1 target, alpha {found.alpha_:.3g}, " in summary
+    left_out = np.sqrt(np.mean((found.loo_predictions_ - np.where(X[:, 0] > 0, 1, -1)) ** 2))
+    assert f", root mean squared error of decision values of left-out rows {left_out:.3g}, certificate" in summary
     truth = dkfm.KernelRidgeClassifier("loo", kernel=Gaussian(2.0)).fit(X, np.where(X[:, 0] > 0, labels[1], labels[0]))
     assert found.alpha_ == truth.alpha_
+
+
+@pytest.mark.parametrize("targets", ["one", "two"])
+def test_errors_of_left_out_rows_are_told(data, targets):
+    line = f"x.npy m --method ridge --kernel gaussian --param sigma=2 --targets {targets}.npy"
+    facts = json.loads(run(f"{line} --alpha loo --json"))
+    found, y = dkfm.load("m"), np.load(f"{targets}.npy")
+    expected = np.sqrt(np.mean((found.loo_predictions_ - y) ** 2, axis=0)).reshape(-1)
+    np.testing.assert_allclose(facts["left_out_errors"], expected, rtol=1e-9)
+    np.testing.assert_array_equal(facts["alpha"], found.alpha_)
+    told = json.loads(CliRunner().invoke(main, ["info", "m", "--json"]).stdout)
+    assert told["left_out_errors"] == facts["left_out_errors"]
+    ends = " to ".join(sorted({f"{error:.3g}" for error in expected}, key=float))
+    summary = run(f"{line} --alpha loo --overwrite")
+    assert f", root mean squared error of left-out rows {ends}, certificate" in summary
+    assert "left-out" not in run(f"{line} --alpha 1 --overwrite")
+    assert "left_out_errors" not in json.loads(CliRunner().invoke(main, ["info", "m", "--json"]).stdout)
+
+
+def test_a_penalty_at_an_end_of_its_path_is_told(data, rng):
+    X, y = data[0], data[1][:, 0] + rng.normal(size=300)
+    for path, told in (([10.0, 1e4], True), ([1e-9, 10.0], True), ([1e-9, 10.0, 1e4], False)):
+        model = dkfm.KernelRidge("loo", kernel=Gaussian(2.0), alphas=path).fit(X, y)
+        assert model.alpha_ == 10.0
+        end = (
+            f"alpha 10, at an end of the penalties that were tried, {path[0]:.3g} to {path[-1]:.3g}, root mean squared"
+        )
+        assert (end in format_model_size(model._to_stored())) is told
 
 
 @pytest.mark.costly

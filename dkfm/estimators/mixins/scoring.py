@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
+from dkfm.core.frames import column_names, convert_container, is_dask_array, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.mixins.notebook_display import HtmlDisplayMixin
@@ -112,8 +112,12 @@ class ScoringMixin(HtmlDisplayMixin):
     def _check_rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
         X = convert_container(X)
+        has_names = column_names(X) is not None
+        if has_names:  # an error names the columns that are missing or too many
+            self._require_fitted_columns(X)
         rows = as_rows_of_model(X, self.model_, type(self).__name__, name)
-        self._require_fitted_columns(X)
+        if not has_names:
+            self._require_fitted_columns(X)
         return rows
 
     def _require_fitted_columns(self, X: object) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, overload
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
 from dkfm.core.frames import convert_container, is_dask_collection
-from dkfm.core.rows import Array
+from dkfm.core.rows import Array, require_no_path
 from dkfm.estimators.mixins.scoring import ScoringMixin
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:
         """Fit to rows X, and return their output; see `fit` and `transform`."""
+        require_no_path(X)
         X = convert_container(X)
         self.fit(X, y, **fit_params)
         return self.transform(X) if is_dask_collection(X) else super().fit_transform(X)

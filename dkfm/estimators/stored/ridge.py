@@ -56,6 +56,12 @@ class StoredRidge(StoredEstimator):
             raise UnsupportedStoreError("The penalties of a regression are not what dkfm writes.")
         return record
 
+    @property
+    def left_out_errors(self) -> Array | None:
+        """Root mean squared errors of left-out rows, (q,), or (1,) of a classifier; None if none chose the penalty."""
+        errors = self.values.get("loo_errors")
+        return None if errors is None else np.sqrt(np.atleast_2d(np.transpose(cast("Array", errors))).min(axis=1))
+
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
         values, scales, norms = (cast("Array", self.values[name]) for name in self.names.required_arrays)
         return self.measure_predictions(scorer, landmarks, values).to_certificate(scales, norms)
