@@ -1,7 +1,8 @@
 """Keep the state of a long fit in a workspace, so that the same fit goes on where it was killed.
 
-A state is a JSON file and the .npy files that it names with their digests. It is replaced in one step, after its arrays
-are on disk: a kill leaves the state before or after it, and files that the next state or the end of the fit removes.
+A state is a JSON file with its digest, and the .npy files that it names with theirs. It is replaced in one step, after
+its arrays are on disk: a kill leaves the state before or after it, and files that the next state or the end of the fit
+removes.
 """
 
 import fcntl
@@ -40,7 +41,7 @@ _ARRAY_NAME = re.compile(r"[a-z]+(-[0-9]+)?-[0-9a-f]{16}\.npy")
 _READ_ROWS = 2**16
 """Rows of an array that are read at a time."""
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the content, a part of its identity."""
 
 
@@ -69,9 +70,10 @@ class Checkpoint:
                 self._read(folder)
 
     def _read(self, folder: Path) -> None:
-        content = read_json(folder / _STATE)
+        stored = read_json(folder / _STATE)
+        content = cast("dict[str, object]", stored["content"])
         files = cast("dict[str, dict[str, str]]", content["arrays"])
-        is_ours = content["identity"] == self._identity
+        is_ours = stored["sha256"] == _digest(content) and content["identity"] == self._identity
         if is_ours and all(_is_intact(folder, **file) for file in files.values()):
             self._files, self.numbers = files, cast("dict[str, float]", content["numbers"])
 
@@ -97,8 +99,9 @@ class Checkpoint:
         try:
             for name, array in arrays.items():
                 files[name] = _write_array(self._folder, name, array)
+            content = {"identity": self._identity, "numbers": numbers, "arrays": files}
             with local.new_file(self._folder / _STATE, self._folder) as new:
-                new.file.write(json.dumps({"identity": self._identity, "numbers": numbers, "arrays": files}).encode())
+                new.file.write(json.dumps({"content": content, "sha256": _digest(content)}).encode())
                 new.commit()
         except BaseException:
             _remove_others(self._folder, before)  # what a full disk needs most
@@ -109,6 +112,11 @@ class Checkpoint:
 
 NO_CHECKPOINT = Checkpoint(None, {})
 """Keeps nothing."""
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    """Return the digest of JSON values, whose text is the same after they are written and read."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _write_array(folder: Path, name: str, array: AnyArray) -> dict[str, str]:
@@ -129,8 +137,13 @@ def _remove_others(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None
     names = {file["name"] for file in files.values()}
     with suppress(OSError):  # they are removed at the end
         for path in folder.iterdir():
-            if path.name not in names and (_ARRAY_NAME.fullmatch(path.name) or local.is_partial(path.name)):
+            if path.name not in names and _is_own(path):
                 path.unlink()
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a file of a folder is an array of a state, or a part of a file that was not finished."""
+    return bool(_ARRAY_NAME.fullmatch(path.name) or local.is_partial(path.name)) and not path.is_dir()
 
 
 @contextmanager
@@ -254,8 +267,17 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that this process has locked; others see all of it under its name, or nothing."""
+    """Remove a folder that this process has locked; others see all of it under its name, or nothing.
+
+    Files that dkfm did not write stay where they are.
+    """
     with suppress(OSError):
+        found = list(folder.iterdir())
+        own = [path for path in found if path.name in (_STATE, _LOCK) or _is_own(path)]
+        if len(own) < len(found):
+            for path in sorted(own, key=lambda path: {_STATE: 0, _LOCK: 2}.get(path.name, 1)):  # the lock is held last
+                path.unlink()
+            return
         aside = local.hidden_sibling(folder, "removed")
         folder.rename(aside)
         shutil.rmtree(aside)

@@ -105,12 +105,46 @@ def test_a_damaged_state_is_none(tmp_path, damage):
         (file,) = folder.glob("*.npy")
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     elif damage == "format":
-        state = json.loads((folder / "state.json").read_text())
-        state["identity"]["format"] = 0
+        content = json.loads((folder / "state.json").read_text())["content"]
+        content["identity"]["format"] = 0
+        state = {"content": content, "sha256": fit_checkpoints._digest(content)}
         (folder / "state.json").write_text(json.dumps(state))
     else:
         (folder / "state.json").write_text("{" if damage == "state" else '{"identity": 3, "arrays": [1]}')
     assert found(tmp_path) == ({}, {})
+
+
+def test_a_state_of_which_a_byte_changed_is_none(tmp_path):
+    leave_state(tmp_path, ({"step": 17, "lowest": -1.5, "bound": float("inf")}, {"a": np.arange(3.0)}))
+    numbers, _ = found(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    text = (folder / "state.json").read_bytes()
+    read = []
+    for at in range(len(text)):
+        changed = bytearray(text)
+        changed[at] = ord("7") if text[at] != ord("7") else ord("8")
+        (folder / "state.json").write_bytes(changed)
+        read.append(fit_checkpoints.Checkpoint(folder, json.loads(text)["content"]["identity"]).numbers)
+    assert read == [{}] * len(text)
+    (folder / "state.json").write_bytes(text)
+    assert fit_checkpoints.Checkpoint(folder, json.loads(text)["content"]["identity"]).numbers == numbers
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_what_dkfm_did_not_write_stays_in_the_folder_of_a_state(tmp_path, state):
+    leave_state(tmp_path, ({"step": 1}, {"a": np.arange(3.0)}))
+    (folder,) = tmp_path.iterdir()
+    if not state:
+        (folder / "state.json").unlink()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "more").mkdir()
+    (folder / "more" / "a.npy").write_text("mine")
+    with opened(tmp_path) as checkpoint:
+        checkpoint.save({"step": 2}, {"a": np.zeros(1)})
+    assert left(folder) == ["more", "notes.txt"]
+    assert (folder / "more" / "a.npy").read_text() == "mine"
+    leave_state(tmp_path, ({"step": 3}, {"a": np.arange(3.0)}))  # and the folder is used again
+    assert found(tmp_path)[0] == {"step": 3}
 
 
 @pytest.mark.slow
