@@ -131,11 +131,11 @@ def _as_csr(X: object, name: str) -> Sparse:
         _check_sparse_format(X)
         rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw
         _check_sparse_format(rows)
+        if not rows.has_canonical_format:
+            rows = rows.copy()  # adding up duplicates in place would change the user's array
+            rows.sum_duplicates()
     except (ValueError, IndexError) as error:
         raise InvalidInputError(f"{name} is no sound sparse array: {error}.") from None
-    if not rows.has_canonical_format:
-        rows = rows.copy()  # adding up duplicates in place would change the user's array
-        rows.sum_duplicates()
     return cast("Sparse", rows)
 
 
