@@ -2,9 +2,9 @@
 A first map
 ===========
 
-A kernel becomes plain vectors, whose inner products with training points are exact for points never seen. See the
-errors: about 1e-15 in every basis, and larger between two new points, by as much as the residual says. The picture has
-the spectrum of the Gram matrix, and the errors of all pairs of landmarks beside the certificate.
+Map points to plain vectors. The inner product of a training point and a new point is exact. See the errors: about
+1e-15 in every basis, and larger between two new points, by at most what the residual says. The picture shows the
+spectrum of the Gram matrix, and the errors of all pairs of landmarks with the certificate.
 """
 
 import sys

@@ -3,7 +3,7 @@ Which kernel?
 =============
 
 Rank, condition and accuracy of ten kernels on handwritten digits. See how a Gaussian that is far too narrow has full
-rank and no accuracy. The picture has the accuracy of each.
+rank and no accuracy. The picture shows the accuracy of each.
 """
 
 import sys

@@ -2,8 +2,8 @@
 A batch job that is killed
 ==========================
 
-Fit and save, score a file, be killed on the way, go on, and read and verify the output. See that the second call scores
-only the chunks that the first one did not finish. The picture has the first two columns of the scores.
+Fit and save a model, score a file, kill the job, resume it, and read and verify the output. See that the second call
+scores only the chunks that the first one did not finish. The picture shows the first two columns of the scores.
 """
 
 import subprocess

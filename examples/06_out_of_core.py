@@ -2,8 +2,8 @@
 Training out of core
 ====================
 
-Features of 200,000 rows go to disk once, and models that learn piece by piece read them chunk by chunk. See a linear
-model learn a chessboard; the picture has new points in the colours that it gives them.
+Write the features of 200,000 rows to disk once, and train models with ``partial_fit`` on one chunk after another. See a
+linear model learn a chessboard. The picture shows new points in the colours of their predictions.
 """
 
 import sys

@@ -2,9 +2,8 @@
 Novelty
 =======
 
-Train on the digits 0 to 8 and find the 9, by two distances in feature space, beside two detectors of scikit-learn.
-See the area under the ROC curve of each. The picture has the reconstruction errors of new digits 0
-to 8 and of nines.
+Train on the digits 0 to 8 and find the 9, by two distances in feature space, and by two detectors of scikit-learn. See
+the area under the ROC curve of each. The picture shows the reconstruction errors of new digits 0 to 8 and of nines.
 """
 
 import sys

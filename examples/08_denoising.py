@@ -2,8 +2,8 @@
 Denoising
 =========
 
-Remove noise from digits by pre-images of their components, beside the way of scikit-learn's example. See the error of
-both. The picture has digits as they came, cleaned, and without noise.
+Remove noise from digits with pre-images of their components, and compare with the method of scikit-learn's example. See
+the error of both. The picture shows noisy digits, cleaned digits, and the originals.
 """
 
 import gzip

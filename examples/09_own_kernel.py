@@ -2,8 +2,8 @@
 A kernel of your own
 ====================
 
-Compare signals that may be shifted by a function of blocks. See what it recognizes, and how a function that is no
-kernel is refused. The picture has two discriminants of new signals, which the kernel that knows of shifts parts.
+Write a kernel function for signals that may be shifted in time. See its accuracy, and how a function that is not a
+kernel is refused. The picture shows two discriminants of new signals, which the shift-invariant kernel separates.
 """
 
 import sys

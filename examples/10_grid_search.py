@@ -2,8 +2,8 @@
 A grid search
 =============
 
-Search over kernels and their parameters in a pipeline of scikit-learn. See which kernel wins.
-The picture has the accuracy of each in cross-validation.
+Search over kernels and their parameters in a scikit-learn pipeline. See which kernel wins. The picture shows the
+cross-validated accuracy of each.
 """
 
 import sys

@@ -2,9 +2,9 @@
 Spectral embedding
 ==================
 
-The first eigenvectors of a kernel that is scaled by its degrees are kernel components, so that new points can be
-embedded too. See the difference from a full decomposition; the picture has the new points in the colours of
-their sides.
+Compute a spectral embedding as kernel principal components of a degree-normalized kernel, so that new points can be
+embedded too. See the difference from a full decomposition. The picture shows the new points in the colours of their
+sides.
 """
 
 import sys

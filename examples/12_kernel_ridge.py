@@ -2,8 +2,8 @@
 Kernel ridge regression
 =======================
 
-Plain ridge regression of the features equals scikit-learn's KernelRidge. See the largest difference; the picture has
-the predictions at new points.
+Plain ridge regression of the features equals scikit-learn's KernelRidge. See the largest difference. The picture
+shows the predictions at new points.
 """
 
 import sys
