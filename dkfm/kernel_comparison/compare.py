@@ -11,7 +11,7 @@ import numpy as np
 
 from dkfm.core import budget, cpus
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Rows
+from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, MissingExtraError, NotPSDError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
 from dkfm.estimators.fitting.discriminants import check_shrinkage
@@ -130,6 +130,20 @@ def compare_kernels(
     problem = _find_tsne_problem() if embedding else ""
     seed = random_state if embedding and not problem else None
     _log_comparison(rows, len(named), chooses)
+    compared, refused = _measure_kernels(named, rows, shrinkage, on_indefinite, seed)
+    labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
+    words = *_describe_measurements(rows, chooses), *_describe_scales(rows.train)
+    return Comparison(tuple(compared), refused, words, *labels, problem)
+
+
+def _measure_kernels(
+    named: list[tuple[str, KernelSpec]],
+    rows: LabelledRows,
+    shrinkage: Shrinkage,
+    on_indefinite: IndefinitePolicy,
+    seed: int | None,
+) -> tuple[list[KernelResult], dict[str, str]]:
+    """Return the results of the kernels that make a map, and why the others do not; raise if none does."""
     compared: list[KernelResult] = []
     refused: dict[str, str] = {}
     for position, (name, spec) in enumerate(named, 1):
@@ -143,9 +157,7 @@ def compare_kernels(
     if not compared:
         reasons = [f"{name}: {reason}" for name, reason in islice(refused.items(), _LISTED_REASONS)]
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {' '.join(reasons)}")
-    labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
-    words = *_describe_measurements(rows, chooses), *_describe_scales(rows.train)
-    return Comparison(tuple(compared), refused, words, *labels, problem)
+    return compared, refused
 
 
 @contextmanager
@@ -219,20 +231,11 @@ def _measure_kernel(
     diagonal = kernel.evaluate_diagonal(rows.train)
     neighbour_accuracy, silhouette = _measure_distances(phi, is_clipped, rows)
     seconds = time.perf_counter() - start
-    plotted_test_rows = rows.test[rows.plotted_test_indices]
-    embedding = None if seed is None or not phi.rank_ else _embed(phi, rows, plotted_test_rows, seed)
+    embedding = None if seed is None or not phi.rank_ else _embed(phi, rows, seed)
     start = time.perf_counter()
     rank, condition, eigenvalues, dropped = phi.rank_, phi.condition_, phi.eigenvalues_, phi.dropped_
     del phi  # its matrix is freed before the next fit has one
-    try:
-        fisher = KernelFisher(
-            kernel=kernel, shrinkage=shrinkage, on_indefinite="clip" if is_clipped else "raise", progress=False
-        )
-        fisher.fit(rows.train, rows.train_labels)
-        chosen, accuracy = fisher.shrinkage_, float(fisher.score(rows.test, rows.test_labels))
-        discriminants, problem = np.asarray(fisher.transform(plotted_test_rows)), ""
-    except InvalidInputError as error:
-        chosen, accuracy, discriminants, problem = float("nan"), float("nan"), np.empty((0, 0)), str(error)
+    chosen, accuracy, discriminants, problem = _measure_discriminants(kernel, rows, shrinkage, is_clipped)
     seconds += time.perf_counter() - start
     return KernelResult(
         name=name or repr(kernel),
@@ -255,9 +258,25 @@ def _measure_kernel(
     )
 
 
-def _embed(phi: ExactFeatureMap, rows: LabelledRows, plotted_test_rows: Rows, seed: int) -> tsne_embedding.Embedding:
+def _measure_discriminants(
+    kernel: Kernel, rows: LabelledRows, shrinkage: Shrinkage, is_clipped: bool
+) -> tuple[float, float, Array, str]:
+    """Return the shrinkage, the accuracy, and the discriminants of the plotted test rows; or why there are none."""
+    policy: IndefinitePolicy = "clip" if is_clipped else "raise"
+    fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, on_indefinite=policy, progress=False)
+    try:
+        fisher.fit(rows.train, rows.train_labels)
+        accuracy = float(fisher.score(rows.test, rows.test_labels))
+        return fisher.shrinkage_, accuracy, np.asarray(fisher.transform(rows.test[rows.plotted_test_indices])), ""
+    except InvalidInputError as error:
+        return float("nan"), float("nan"), np.empty((0, 0)), str(error)
+
+
+def _embed(phi: ExactFeatureMap, rows: LabelledRows, seed: int) -> tsne_embedding.Embedding:
+    """Return t-SNE of the features of the training rows and test rows that are plotted."""
     train, test = (
-        np.asarray(phi.transform(part)) for part in (rows.train[rows.sampled_train_indices], plotted_test_rows)
+        np.asarray(phi.transform(part))
+        for part in (rows.train[rows.sampled_train_indices], rows.test[rows.plotted_test_indices])
     )
     return tsne_embedding.embed(train, test, random_state=seed)
 

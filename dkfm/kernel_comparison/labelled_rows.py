@@ -36,8 +36,8 @@ _READ_ROWS = 10_000
 class LabelledRows:
     """Training rows (n, d) and test rows (m, d) with their labels.
 
-    `sampled_train_indices` and `plotted_test_indices` are row numbers, at most 2,000
-    each: those of silhouettes, and those of pictures. `train_origin_clause` and `test_origin_clause` say how the
+    `sampled_train_indices` and `plotted_test_indices` are the numbers of at most 2,000 rows each, those of silhouettes
+    and pictures. `train_origin_clause` and `test_origin_clause` say how the
     training rows and the test rows were chosen.
     """
 
