@@ -297,15 +297,15 @@ def compute_driver_gram(
     *,
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
-    client: "Client | None" = None,
     progress: bool = False,
 ) -> Array:
     """Return the Gram matrix in this process's memory, in Fortran order; only its lower triangle is meaningful.
 
-    A matrix of few rows is computed directly, and a larger one on threads. With a client or a workspace one of several
-    tiles is built on disk: temporarily, or in a workspace, where another fit finds it unless the kernel is a function.
+    A matrix of few rows is computed directly, a larger one on threads of this process. With a cluster or a workspace,
+    one of several tiles is built on disk: temporarily, or in the workspace, where another fit finds it. The matrix of a
+    function of the user is never kept.
     """
-    n, limit, is_cluster = X.shape[0], checked_tile_rows(tile_rows), find_client(client) is not None
+    n, limit, is_cluster = X.shape[0], checked_tile_rows(tile_rows), find_client(None) is not None
     if may_use_threads(kernel) and not is_cluster:
         limit = min(limit, _MEMORY_TILE_ROWS)
     if n <= limit:
@@ -313,7 +313,7 @@ def compute_driver_gram(
         return evaluate_block(kernel, X, X).T
     if not stores_gram(kernel, n, tile_rows, workspace, is_cluster):
         return _compute_in_memory(kernel, X, min(tile_rows or TILE_ROWS, _MEMORY_TILE_ROWS), progress)
-    with build_stored_gram(kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress) as K:
+    with build_stored_gram(kernel, X, tile_rows=tile_rows, workspace=workspace, progress=progress) as K:
         return K.read_lower()
 
 
@@ -329,12 +329,11 @@ def build_stored_gram(
     *,
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
-    client: "Client | None" = None,
     progress: bool = False,
 ) -> Iterator[StoredGram]:
     """Build the Gram matrix on disk and yield it for products; remove it at the end if it is temporary."""
     with _open_store_path(kernel, X, workspace, tile_rows) as path:
-        build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
+        build_gram(kernel, X, path, tile_rows=tile_rows, progress=progress)
         yield StoredGram(path)
 
 

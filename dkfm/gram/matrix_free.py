@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from dkfm.kernels.pairwise.block_operations import Evaluator
 from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, skinny_matmul_of_transpose
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 _DIAGONAL_ROWS = 1100
 """Largest number of rows of a square on the diagonal that is not divided into two squares and what is below them."""
@@ -121,7 +118,6 @@ def open_matrix_free(
     *,
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
-    client: "Client | None" = None,
     progress: bool = False,
 ) -> Iterator[MatrixFreeGram]:
     """Yield the Gram matrix of rows X (N, d) for products with at most `columns` columns.
@@ -144,7 +140,7 @@ def open_matrix_free(
     task_bytes = budget.matrix_free_task_bytes(rows, width, columns, kernel.peak_blocks, kernel.landmark_copies)
     disk = 8 * n * (width + columns)
     with (
-        open_executor(client) as executor,
+        open_executor(None) as executor,
         open_shared_arrays(executor, task_bytes, disk, "The training rows", workspace) as shared,
         shared.share(X) as shared_rows,
     ):

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -159,9 +160,9 @@ def leave_out(n, rounds):
 def compare_with_workers(n, rounds):
     X, kernel, shares = np.random.default_rng(0).normal(size=(n, 50)), Gaussian(5.0), []
 
-    def factor(client):
+    def factor(place):
         start = time.perf_counter()
-        with open_tiled_factor(kernel, X, 1e-3, client=client):
+        with place, open_tiled_factor(kernel, X, 1e-3):
             return time.perf_counter() - start
 
     with (
@@ -169,7 +170,7 @@ def compare_with_workers(n, rounds):
         Client(cluster, set_as_default=False) as client,
     ):
         for _ in range(rounds + 1):
-            shares.append(factor(None) / factor(client))
+            shares.append(factor(nullcontext()) / factor(client.as_current()))
     shares = sorted(shares[1:])
     spread = f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})"
     print(f"a factor of N = {n:,}: two workers of a thread have {spread} of the speed of two threads", flush=True)

@@ -74,7 +74,7 @@ def test_any_number_of_threads_has_the_same_bits(rng):
 def test_workers_give_the_bits_of_threads_and_leave_nothing(rng, tmp_path, client):
     V = rng.normal(size=(500, 4))
     for X in (rng.normal(size=(500, 6)), csr_array(rng.normal(size=(500, 6)) * (rng.uniform(size=(500, 6)) < 0.4))):
-        with open_matrix_free(kernels.Gaussian(2.0), X, 4, tile_rows=120, workspace=tmp_path, client=client) as gram:
+        with open_matrix_free(kernels.Gaussian(2.0), X, 4, tile_rows=120, workspace=tmp_path) as gram:
             found = [gram @ V, gram @ V]
             assert len(list(gram.shared.folder.iterdir())) == 3  # the rows, the probe, and the record of the folder
         np.testing.assert_array_equal(found[0], product_on_threads(kernels.Gaussian(2.0), X, V, 120, 2))
@@ -86,7 +86,7 @@ def test_workers_that_do_not_see_the_rows_are_named(rng, tmp_path, client, monke
     monkeypatch.setattr(shared_arrays.worker_checks, "local_versions", lambda **_: {"numpy": "0.1"})
     with (
         pytest.raises(UnfitWorkerError, match=r"numpy"),
-        open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(9, 2)), 4, workspace=tmp_path, client=client),
+        open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(9, 2)), 4, workspace=tmp_path),
     ):
         pass
     assert left(tmp_path) == []
@@ -96,7 +96,7 @@ def test_workers_without_memory_for_a_tile_are_refused_before_a_file_is_written(
     monkeypatch.setattr(shared_arrays.memory, "task_budget", lambda *_, **__: 1000)
     with (
         pytest.raises(BudgetError, match="A tile needs"),
-        open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(300, 2)), 4, workspace=tmp_path, client=client),
+        open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(300, 2)), 4, workspace=tmp_path),
     ):
         pass
     assert left(tmp_path) == []
@@ -148,7 +148,7 @@ def test_memory_is_that_of_the_tiles():
 
 def test_temporary_folders_are_those_of_the_system_by_default(rng, client, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with open_matrix_free(KERNELS[0], rng.normal(size=(50, 2)), 1, client=client) as gram:
+    with open_matrix_free(KERNELS[0], rng.normal(size=(50, 2)), 1) as gram:
         assert gram.shared.folder.parent == tmp_path
         assert gram.rows.location.parent == tmp_path / gram.shared.folder.name
     assert left(tmp_path) == []

@@ -14,7 +14,6 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.execution.stage_log import log_stage
@@ -98,7 +97,7 @@ def choose_product_cost(data: TrainingData, q: int, tile_rows: int | None, works
         No method fits in memory.
     """
     n, d = data.indexable_rows.shape[0], data.float64s_per_row
-    with open_executor(find_client(None)) as executor:
+    with open_executor(None) as executor:
         threads, is_cluster = executor.threads, executor.client is not None
     task = make_lanczos_problem(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
     if task.keeps_store and not data.kernel.is_precomputed and n > SMALL_ROWS:  # what an earlier fit has written counts

@@ -122,7 +122,7 @@ def find_pivots(
     draw, threshold = np.random.RandomState(0) if rng is None else rng, pivot_threshold(tol)
     with (
         _open_checkpoint(workspace, kernel, source, tol, limit, rng) as checkpoint,
-        open_executor(find_client(None)) as executor,
+        open_executor(None) as executor,
         _share_training_rows(source, executor, each, workspace) as (readable, shared),
         progress.step_bar("dkfm-root", None, "pivot", show_progress) as bar,
     ):

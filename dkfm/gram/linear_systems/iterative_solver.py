@@ -13,7 +13,6 @@ from scipy.linalg import qr
 from dkfm.core import budget, chunking
 from dkfm.core.rows import Array, Rows, estimate_float64s_per_row
 from dkfm.execution import progress
-from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.gram import product_costs
@@ -148,7 +147,7 @@ def _find_pivots(kernel: Kernel, X: Rows, options: SystemOptions) -> Pivots:
     n, d, limit = X.shape[0], estimate_float64s_per_row(X), count_pivots(X.shape[0])
     each = budget.pivot_task_bytes(d, limit, kernel.peak_blocks, kernel.landmark_copies)
     with (
-        open_executor(find_client(None)) as executor,
+        open_executor(None) as executor,
         open_shared_arrays(executor, each, 8 * n * d, "The training rows", options.workspace) as shared,
         shared.share(X) as rows,
     ):

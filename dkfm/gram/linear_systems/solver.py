@@ -6,7 +6,6 @@ from dkfm.core import budget
 from dkfm.core.rows import Array, Rows, estimate_float64s_per_row
 from dkfm.errors import ConvergenceError
 from dkfm.execution import memory
-from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.linear_systems import iterative_solver, tiled_direct_solver
@@ -84,7 +83,7 @@ class SystemSolver:
         n, d = self._rows.shape[0], estimate_float64s_per_row(self._rows)
         if iterative_solver.preconditioner_bytes(n) > memory.clear_caches_and_measure_memory():
             return 0
-        with open_executor(find_client(None)) as executor:
+        with open_executor(None) as executor:
             products = iterative_solver.count_affordable_products(self._kernel, n, d, columns, executor.threads)
         return products if products >= _MIN_PRODUCTS else 0
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -43,10 +43,6 @@ from dkfm.sources.base import Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.storage import zarr_store
 
-if TYPE_CHECKING:
-    from distributed import Client
-
-
 _BLOCK_COLUMNS = 128
 """Columns that SciPy solves for together."""
 
@@ -75,10 +71,11 @@ def open_tiled_factor(
     *,
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
-    client: "Client | None" = None,
     progress: bool = False,
 ) -> Iterator[TileStore]:
     """Yield the factor (N, N) of ``S K S + alpha``, with a diagonal S, in lower tiles on disk.
+
+    Tasks compute it on the current Dask client, whose workers must see the folder, or on threads of this process.
 
     Parameters
     ----------
@@ -95,8 +92,6 @@ def open_tiled_factor(
     workspace : str or Path, optional
         Folder in which the factor stays; one that was killed goes on with the missing tiles, and other fits with the
         same rows, roots and alpha find it. By default it is temporary.
-    client : distributed.Client, optional
-        Client of a cluster, whose workers must see the folder; by default the current one, else threads.
     progress : bool
         Whether to show a progress bar.
 
@@ -110,7 +105,7 @@ def open_tiled_factor(
     ClusterError
         A tile killed its workers again and again, or the cluster is gone.
     """
-    n, source, client = X.shape[0], MemorySource(X), find_client(client)
+    n, source, client = X.shape[0], MemorySource(X), find_client(None)
     size, column = min(n, build.checked_tile_rows(tile_rows)), as_column_unless_ones(roots)
     identity = make_factor_identity(kernel, X, alpha, roots)
     with _open_folder(kernel, workspace, n, size) as folder:

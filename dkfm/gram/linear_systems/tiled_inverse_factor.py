@@ -19,7 +19,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import ClusterError, InvalidInputError, NotSupportedError, StoreError, StoreExistsError
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.current_client import find_client, is_inside_worker
+from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
@@ -262,7 +262,7 @@ def _require_disk_and_memory(root: Path, factor: Path, data: TrainingRows, tile_
     memory.require_disk(root, missing, "The root, with its factor,")
     each = budget.factor_task_bytes(size, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies)
     each = max(each, task_bytes(n, size))
-    with open_executor(find_client(None)) as executor:
+    with open_executor(None) as executor:
         have = memory.task_budget(executor.client, executor.threads, needed=None if executor.client is None else each)
     budget.require_fits(each, have, f"A task of the root of {n:,} rows", "use fewer threads, or fewer rows")
 
@@ -272,7 +272,7 @@ def _compute_columns(factor: TileStore, root: Path, roots: Array | None, progres
     n, each = factor.n, task_bytes(factor.n, factor.tile_rows)
     panels = list(chunking.row_slices(n, choose_chunk_and_task_columns(n)[1]))[::-1]  # the last takes the longest
     with (
-        open_executor(find_client(None)) as executor,
+        open_executor(None) as executor,
         open_shared_arrays(executor, each, 8 * n, "The scales of the rows", root.parent) as shared,
         nullcontext() if roots is None else shared.share(roots) as readable,
     ):

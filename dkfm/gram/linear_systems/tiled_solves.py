@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import ClusterError
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.current_client import find_client, is_inside_worker
+from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.execution.executors import open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
@@ -102,7 +102,7 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
         diagonal[result[0]] = result[1]
 
     with (
-        open_executor(find_client(None)) as executor,
+        open_executor(None) as executor,
         open_shared_arrays(executor, each, 0, "The factor", store.root.parent) as shared,
     ):
         if executor.client is None:

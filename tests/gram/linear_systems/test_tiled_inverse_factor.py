@@ -66,7 +66,7 @@ def test_a_root_has_the_same_bits_on_threads_and_on_a_cluster(
 ):
     X = rng.normal(size=(250, 3))
     on_cluster = compute(MIXED, X, tmp_path / "cluster")[2]
-    use_threads(monkeypatch, tiled_cholesky, tiled_inverse_factor)
+    use_threads(monkeypatch, tiled_cholesky)
     np.testing.assert_array_equal(compute(MIXED, X, tmp_path / "threads")[2], on_cluster)
 
 

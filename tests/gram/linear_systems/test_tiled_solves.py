@@ -31,7 +31,7 @@ def test_panels_of_columns_and_clusters_give_the_same_inverse_diagonal(rng, monk
     X = rng.normal(size=(200, 3))
     with open_tiled_factor(Gaussian(1.0), X, 0.1, tile_rows=60, workspace=tmp_path) as store:
         on_cluster = tiled_solves.compute_inverse_diagonal(store)
-        use_threads(monkeypatch, tiled_solves)
+        use_threads(monkeypatch)
         np.testing.assert_array_equal(tiled_solves.compute_inverse_diagonal(store), on_cluster)
         monkeypatch.setattr(tiled_solves, "PANEL_COLUMNS", 13)
         np.testing.assert_allclose(tiled_solves.compute_inverse_diagonal(store), on_cluster, rtol=1e-11)
