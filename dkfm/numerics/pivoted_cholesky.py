@@ -139,21 +139,22 @@ def factor_columns(
         None if `should_continue` returned False.
     """
     n, threshold, lengths = len(diagonal), pivot_threshold(tol), row_lengths(diagonal)
-    divisors, diagonal = replace_zero_lengths(lengths), np.sign(diagonal)
+    divisors, diagonal, limit = replace_zero_lengths(lengths), np.sign(diagonal), limit or n
     blocks: list[Array] = []
     numbers: list[int] = []
     rejected: list[int] = []
     values: list[float] = []
     residuals, remaining = diagonal.copy(), [float(diagonal.max())]
-    while len(numbers) < (limit or n):
+    while len(numbers) < limit:
+        filled = _trim_blocks(blocks, len(numbers))
         if residuals.max() <= threshold:
             # Step-by-step subtraction accumulates rounding, so compute the residuals again.
-            residuals = _compute_residuals(diagonal, blocks, numbers)
+            residuals = _compute_residuals(diagonal, filled, numbers)
             residuals[rejected] = 0.0
             if residuals.max() <= threshold:
                 break
         pivot = choose(residuals)
-        parts = [block[: len(numbers) - i * BLOCK_COLUMNS, pivot] for i, block in enumerate(blocks)]
+        parts = [block[:, pivot] for block in filled]
         value = float(diagonal[pivot] - sum(part @ part for part in parts))
         if value <= threshold:
             rejected.append(pivot)  # permanently: two ways to sum the same squares may disagree
@@ -163,12 +164,12 @@ def factor_columns(
         if row_in_block == 0:
             if not should_continue(len(numbers), np.array(remaining)):
                 return None
-            blocks.append(np.empty((min(BLOCK_COLUMNS, (limit or n) - len(numbers)), n)))
+            blocks.append(np.empty((min(BLOCK_COLUMNS, limit - len(numbers)), n)))
         column_of_factor = column(pivot)
         column_of_factor /= divisors
         column_of_factor /= divisors[pivot]
-        for part, block in zip(parts, blocks, strict=False):
-            column_of_factor -= part @ block[: len(part)]
+        for part, block in zip(parts, filled, strict=True):
+            column_of_factor -= part @ block
         column_of_factor /= np.sqrt(value)
         column_of_factor[numbers] = 0.0  # exact: earlier pivots have no residual
         column_of_factor[pivot] = np.sqrt(value)
@@ -178,21 +179,38 @@ def factor_columns(
         residuals[numbers + rejected] = 0.0
         values.append(value)
         remaining.append(float(residuals.max()))
+    filled = _trim_blocks(blocks, len(numbers))
+    residuals = _compute_residuals(diagonal, filled, numbers)
+    return _make_pivots_of_columns(filled, numbers, np.array(values), lengths, residuals, np.array(remaining))
+
+
+def _trim_blocks(blocks: list[Array], rank: int) -> list[Array]:
+    """Return the blocks of rows of the transposed factor without the rows from number `rank` on, which are not set."""
+    return [block[: rank - i * BLOCK_COLUMNS] for i, block in enumerate(blocks)]
+
+
+def _make_pivots_of_columns(
+    blocks: list[Array], numbers: list[int], values: Array, lengths: Array, residuals: Array, remaining: Array
+) -> Pivots:
+    """Return the pivots with their root from blocks of rows of the transposed factor (r, N).
+
+    `residuals` (N,) are those of all rows; the other arguments are those of `_make_pivots`.
+    """
     pivots = np.array(numbers, dtype=np.intp)
-    residuals = np.delete(_compute_residuals(diagonal, blocks, numbers), pivots)
+    residuals = np.delete(residuals, pivots)
     remaining[-1] = float(residuals.max(initial=0.0))
+    parts = list(row_slices(len(pivots), BLOCK_COLUMNS))
     R = np.zeros((len(pivots), len(pivots)), order="F")
-    for i, block in enumerate(blocks):
-        columns = R[:, i * BLOCK_COLUMNS : (i + 1) * BLOCK_COLUMNS]
-        columns[...] = block[: columns.shape[1], pivots].T
+    for part, block in zip(parts, blocks, strict=True):
+        R[:, part] = block[:, pivots].T
 
     def project(G: Array) -> Array:
-        product = np.zeros((n, G.shape[1]))
-        for block, columns in zip(blocks, row_slices(len(G), BLOCK_COLUMNS), strict=True):
-            product += block[: columns.stop - columns.start].T @ G[columns]
+        product = np.zeros((len(lengths), G.shape[1]))
+        for part, block in zip(parts, blocks, strict=True):
+            product += block.T @ G[part]
         return product
 
-    return _make_pivots(pivots, R, np.array(values), lengths, residuals, np.array(remaining), project)
+    return _make_pivots(pivots, R, values, lengths, residuals, remaining, project)
 
 
 def require_psd_residual(K: Array, features: Array, lowest_residual: float, root: Root, n_rows: int, what: str) -> None:
@@ -248,10 +266,8 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
 def _compute_residuals(diagonal: Array, blocks: list[Array], numbers: list[int]) -> Array:
     """Return the residuals of all rows, (N,), from the whole factor; those of the pivots are 0."""
     residuals = diagonal.copy()
-    for i, block in enumerate(blocks):
-        residuals -= np.einsum(
-            "ij,ij->j", block[: len(numbers) - i * BLOCK_COLUMNS], block[: len(numbers) - i * BLOCK_COLUMNS]
-        )
+    for block in blocks:
+        residuals -= np.einsum("ij,ij->j", block, block)
     residuals[numbers] = 0.0
     return residuals
 
