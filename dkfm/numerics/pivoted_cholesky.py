@@ -71,6 +71,16 @@ def choose_largest(residuals: Array) -> int:
     return int(residuals.argmax())
 
 
+def make_random_chooser(rng: np.random.RandomState) -> ChoosePivot:
+    """Return a function that draws a row with probability proportional to its residual (randomly pivoted Cholesky)."""
+
+    def choose(residuals: Array) -> int:
+        totals = np.cumsum(np.maximum(residuals, 0.0))
+        return min(len(totals) - 1, int(np.searchsorted(totals, rng.uniform(high=totals[-1]), side="right")))
+
+    return choose
+
+
 def factor_gram(K: Array, tol: float | None = None, limit: int | None = None) -> Pivots:
     """Factor a Gram matrix that is in memory.
 

@@ -20,6 +20,7 @@ from dkfm.gram.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
 from dkfm.numerics.certificates import certificate, kernel_rounding
+from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.map_error_bounds import Residuals, bound_errors_by_rank, find_rank_within, rank_in_float32
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root, is_indefinite, replace_zero_lengths, row_lengths
@@ -86,29 +87,19 @@ def fit_map(
         Parameters of the map.
     """
     landmarks, root, residuals = factor_landmarks(chosen, options)
-    is_sample, visited = (
-        chosen.certified_rows is not None,
-        data if chosen.certified_rows is None else chosen.certified_rows,
-    )
+    is_sample = chosen.certified_rows is not None
+    visited = data if chosen.certified_rows is None else chosen.certified_rows
     diagonal, dtype, all_rows = visited.diagonal(), np.dtype(options.dtype), uses_all_rows(landmarks, data)
     lengths = row_lengths(diagonal if landmarks is data else landmarks.diagonal())
     # Residuals and means over training rows are computed in float64.
     scorer = _make_root_scorer(data, landmarks, root)
     if residuals is None:
-        _log_residual_stage(len(diagonal), data, scorer.model)
-        residuals = training_statistics.measure_largest_residuals(
-            scorer, visited.iter_row_tiles(), diagonal, root, lengths
-        )
+        residuals = _measure_residuals(scorer, visited, diagonal, root, lengths)
     if options.on_indefinite != "clip" and not all_rows:
         _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths, data.indexable_rows.shape[0])
     _warn_of_underflow(diagonal, len(root.values), data.kernel)
-    bounds, rank = _bound_errors_and_rank(
-        scorer, data, None if is_sample else diagonal, root, residuals, lengths, options
-    )
-    if bounds is not None and options.tol is not None:
-        bounds = bounds[: rank + 1]
-        rank = find_rank_within(bounds, options.tol)
-        _warn_of_tolerance(bounds, options.tol)
+    known_diagonal = None if is_sample else diagonal
+    bounds, rank = _bound_errors_and_rank(scorer, data, known_diagonal, root, residuals, lengths, options)
     if rank < len(root.values):
         root = root.truncate(rank)
         landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
@@ -118,26 +109,37 @@ def fit_map(
     del scorer
     max_similarity = float(diagonal.max())
     fitted = _root_arrays(root, options.basis) | ({} if mean is None else {"mean": mean})
-    fitted |= {} if bounds is None else {"error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
+    fitted |= {} if bounds is None else {"error_bounds": bounds, "max_similarity": max_similarity}
     indices = landmarks.original_row_indices
     if indices is not None and not (landmarks is data and indices[-1] == len(diagonal) - 1):
         fitted["landmark_indices"] = indices
     scorer = prepare_scorer(model)
-    measured = certify_map(scorer, landmarks, mean)
-    if not np.isfinite(measured.error):
-        raise KernelError(certificate.describe_overflow(dtype, data.kernel))
-    on_training = measured if all_rows else fit_certificates.certify_sampled_row_pairs(scorer, visited, mean)
-    on_training = on_training.combine(fit_certificates.certify_residuals(residuals, rank, len(diagonal), is_sample))
-    measured = on_training if all_rows else measured
-    certificates = {"certificate": measured, "training_certificate": on_training}
-    bound = None if bounds is None else float(bounds[rank])
+    of_residuals = fit_certificates.certify_residuals(residuals, rank, len(diagonal), is_sample)
+    measured, on_training = _certify(scorer, landmarks, None if all_rows else visited, mean, of_residuals)
+    bound = None if bounds is None else float(bounds[-1])
     accepts_bound = options.tol is not None or options.rcond is not None or bound == np.inf
     fit_certificates.warn_of_map_errors(
         measured, on_training, bound, dtype, options.basis, accepts_bound, not chosen.all_rows
     )
     if mean is not None:
         fit_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
-    return model, {**fitted, **certificates}
+    return model, {**fitted, "certificate": measured, "training_certificate": on_training}
+
+
+def _certify(
+    scorer: Scorer, landmarks: TrainingData, others: TrainingData | None, mean: Array | None, of_residuals: Certificate
+) -> tuple[Certificate, Certificate]:
+    """Return the certificates of the landmarks and of the training rows; they are one if the landmarks are all rows.
+
+    `others` are training rows beside the landmarks, if these are not all of them.
+    """
+    measured = certify_map(scorer, landmarks, mean)
+    if not np.isfinite(measured.error):
+        raise KernelError(certificate.describe_overflow(scorer.model.dtype, scorer.model.kernel))
+    if others is None:
+        measured = measured.combine(of_residuals)
+        return measured, measured
+    return measured, fit_certificates.certify_sampled_row_pairs(scorer, others, mean).combine(of_residuals)
 
 
 def _warn_of_underflow(diagonal: Array, rank: int, kernel: Kernel) -> None:
@@ -154,12 +156,16 @@ def _warn_of_underflow(diagonal: Array, rank: int, kernel: Kernel) -> None:
     warn_caller(f"{finding}; scale the rows or the kernel up.")
 
 
-def _log_residual_stage(rows: int, data: TrainingData, model: Model) -> None:
-    """Log how many training rows have their residuals computed."""
-    n, r = model.head("features").weights.shape
-    seconds = rows * model.predict_row_seconds(data.float64s_per_row, r) / cpus.COUNT
-    text = f"residuals of {rows:,} training rows from {n:,} landmarks in this process"
-    log_stage("certificate", text, seconds=seconds, rows=rows, landmarks=n)
+def _measure_residuals(scorer: Scorer, rows: TrainingData, diagonal: Array, root: Root, lengths: Array) -> Residuals:
+    """Compute the residuals of training rows, whose k(x, x) are the `diagonal` (m,), and log how many they are.
+
+    `lengths` (N,) are those of the landmarks.
+    """
+    model, (n, r) = scorer.model, root.weights.shape
+    seconds = len(diagonal) * model.predict_row_seconds(rows.float64s_per_row, r) / cpus.COUNT
+    text = f"residuals of {len(diagonal):,} training rows from {n:,} landmarks in this process"
+    log_stage("certificate", text, seconds=seconds, rows=len(diagonal), landmarks=n)
+    return training_statistics.measure_largest_residuals(scorer, rows.iter_row_tiles(), diagonal, root, lengths)
 
 
 def _bound_errors_and_rank(
@@ -171,10 +177,9 @@ def _bound_errors_and_rank(
     lengths: Array,
     options: MapOptions,
 ) -> tuple[Array | None, int]:
-    """Return the error bounds after 0, 1, .. r features, and the rank that the dtype of the map holds.
+    """Return the error bounds after 0, 1, .. r features, and the rank r, which the dtype holds and `tol` needs.
 
-    The bounds are None without the `diagonal` (N,), as the residuals are then those of a sample of rows. The rank is
-    the same.
+    The bounds are None without the `diagonal` (N,), as the residuals are then those of a sample of rows.
     """
     dtype, rank = np.dtype(options.dtype), len(root.values)
     if diagonal is None and dtype != np.float32:
@@ -194,10 +199,16 @@ def _bound_errors_and_rank(
         map_rounding = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
     bounds = bound_errors_by_rank(residuals, root, lengths, gram_rounding, map_rounding)
     if options.on_indefinite == "clip":
-        negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
+        lowest, highest = float(root.dropped_values.min(initial=0.0)), float(root.values.max(initial=0.0))
+        negative = is_indefinite(lowest, highest, len(root.weights))
         if negative or residuals.lowest < -roots.EIGENVECTOR_ERROR_SHARE:
             bounds = np.full(len(bounds), np.inf)
-    return bounds, rank
+    bounds = bounds[: rank + 1]
+    if options.tol is not None:
+        rank, least = find_rank_within(bounds, options.tol), float(bounds.min())
+        if least > options.tol:
+            warn_caller(f"No rank of this map is within tol = {options.tol:.3g}: the least error bound is {least:.3g}.")
+    return bounds[: rank + 1], rank
 
 
 def was_clipped(error_bounds: Array | None) -> bool:
@@ -208,19 +219,9 @@ def was_clipped(error_bounds: Array | None) -> bool:
     return error_bounds is not None and bool(np.isinf(error_bounds).any())
 
 
-def _lowest_dropped(root: Root) -> float:
-    return float(root.dropped_values.min(initial=0.0))
-
-
 def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
     head = Head(root.weights, triangular=root.triangular)
     return prepare_scorer(Model(data.kernel, landmarks.indexable_rows, {"features": head}))
-
-
-def _warn_of_tolerance(bounds: Array, tol: float) -> None:
-    if (least := float(bounds.min())) > tol:
-        message = f"No rank of this map is within tol = {tol:.3g}: the least error bound is {least:.3g}."
-        warn_caller(message)
 
 
 def choose_truncated_rank(rank: int | None, tol: float | None, error_bounds: Array | None, n_features: int) -> int:

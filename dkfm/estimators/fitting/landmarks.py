@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.random import RandomState
 from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 
@@ -17,10 +18,10 @@ from dkfm.execution.stage_log import log_stage
 from dkfm.gram.linear_systems.tiled_inverse_factor import compute_tiled_root
 from dkfm.gram.streamed_rows import StreamedRows
 from dkfm.gram.training_data import TrainingData, TrainingRows
-from dkfm.kernels import Definiteness
-from dkfm.kernels.base import Kernel
+from dkfm.kernels.base import Definiteness, Kernel
 from dkfm.numerics import pivoted_cholesky, roots
 from dkfm.numerics.map_error_bounds import Residuals, bound_landmark_residuals
+from dkfm.numerics.pivoted_cholesky import Pivots
 from dkfm.numerics.roots import Root, row_lengths
 
 SELECTORS = ("uniform", "kmeans", "pivots", "random_pivots")
@@ -77,10 +78,9 @@ class ChosenLandmarks:
     """Landmarks, and how they were chosen."""
 
     landmarks: TrainingData
-    """The landmarks."""
     all_rows: bool = False
     """Whether the landmarks are all training rows."""
-    pivots: pivoted_cholesky.Pivots | None = None
+    pivots: Pivots | None = None
     """Pivots of the training rows, if a selector of pivots chose the landmarks."""
     certified_rows: TrainingData | None = None
     """Training rows that the certificate visits; None is all of them."""
@@ -113,7 +113,7 @@ def choose_landmarks(
 
 
 def _choose(
-    data: TrainingData, landmarks: object, n_landmarks: int | None, rng: np.random.RandomState, options: MapOptions
+    data: TrainingData, landmarks: object, n_landmarks: int | None, rng: RandomState, options: MapOptions
 ) -> ChosenLandmarks:
     n = data.indexable_rows.shape[0]
     if isinstance(landmarks, int | np.integer):
@@ -145,7 +145,7 @@ def _choose(
 
 
 def _draw_certified_rows(
-    data: TrainingData, chosen: ChosenLandmarks, rng: np.random.RandomState, options: MapOptions
+    data: TrainingData, chosen: ChosenLandmarks, rng: RandomState, options: MapOptions
 ) -> TrainingData | None:
     """Draw the rows that `certify="sample"` visits; None if it visits all, as where the fit does so anyway."""
     n = data.indexable_rows.shape[0]
@@ -165,8 +165,8 @@ def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     require_rows_container(landmarks)
     indices = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
     if indices is not None and indices.ndim == 1:
-        known = data.original_row_indices
-        known = np.arange(data.indexable_rows.shape[0]) if known is None else known
+        n, known = data.indexable_rows.shape[0], data.original_row_indices
+        known = np.arange(n) if known is None else known
         if indices.dtype == np.bool_:
             if len(indices) <= known[-1]:
                 raise InvalidInputError(
@@ -188,7 +188,7 @@ def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     return TrainingRows(data.kernel, rows.copy(), data.float64s_per_row)
 
 
-def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) -> TrainingData:
+def _find_centres(data: TrainingData, count: int, rng: RandomState) -> TrainingData:
     from sklearn.cluster import KMeans
 
     if not isinstance(data, TrainingRows):
@@ -197,16 +197,6 @@ def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) ->
     log_stage("landmarks", f"{count:,} centres of {n:,} rows in this process", rows=n, landmarks=count)
     centres = KMeans(count, n_init=1, random_state=rng).fit(data.indexable_rows).cluster_centers_
     return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
-
-
-def _make_random_pivot_chooser(rng: np.random.RandomState) -> pivoted_cholesky.ChoosePivot:
-    """Return a function that draws a row with probability proportional to its residual (randomly pivoted Cholesky)."""
-
-    def choose(residuals: Array) -> int:
-        totals = np.cumsum(np.maximum(residuals, 0.0))
-        return min(len(totals) - 1, int(np.searchsorted(totals, rng.uniform(high=totals[-1]), side="right")))
-
-    return choose
 
 
 def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[TrainingData, Root, Residuals | None]:
@@ -232,11 +222,15 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         pivots = _find_pivots(landmarks, options, None)
         residuals = pivots.residual_summary if chosen.all_rows else None
         return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), residuals
+    return landmarks, *_decompose_gram(landmarks, chosen.all_rows, options)
+
+
+def _decompose_gram(landmarks: TrainingData, are_all_rows: bool, options: MapOptions) -> tuple[Root, Residuals | None]:
+    """Return the root of the landmarks from the eigenvectors of their Gram matrix, and residuals if they are known."""
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
-    what = _describe_gram(landmarks.kernel)
-    n = landmarks.indexable_rows.shape[0]
+    n, what = landmarks.indexable_rows.shape[0], _describe_gram(landmarks.kernel)
     seconds = budget.eigendecomposition_seconds(n)
     lengths = row_lengths(gram_holder[0].diagonal())
     log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
@@ -247,8 +241,8 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         if rotated_rank:  # eigenvalues beyond that rank are rounding, which a rotation would spread over all features
             root = roots.add_rotation(root.truncate(min(rotated_rank, len(root.values))))
     # In other units, the rounding of the root would hide the residuals of short rows: they are measured with features.
-    known = chosen.all_rows and (root.is_scaled(lengths) or landmarks.kernel.is_precomputed)
-    return landmarks, root, bound_landmark_residuals(root, lengths) if known else None
+    known = are_all_rows and (root.is_scaled(lengths) or landmarks.kernel.is_precomputed)
+    return root, bound_landmark_residuals(root, lengths) if known else None
 
 
 def _choose_rotation_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:
@@ -258,40 +252,25 @@ def _choose_rotation_rank(K: Array, lengths: Array, options: MapOptions, landmar
     return roots.choose_rank_for_rotation(K, lengths) if _has_gram_memory(landmarks, budget.ROTATION_SQUARES) else 0
 
 
-def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
+def _select_pivot_rows(data: TrainingData, pivots: Pivots) -> TrainingData:
     """Return the pivots as landmarks, or the first row if there are none (a zero kernel): a model needs a landmark."""
     return data.subset(pivots.row_indices if len(pivots.row_indices) else np.zeros(1, np.intp))
 
 
-def _root_of_pivots(pivots: pivoted_cholesky.Pivots) -> Root:
+def _root_of_pivots(pivots: Pivots) -> Root:
     """Return the root of the pivots, or a root of rank 0 for one landmark if there are none."""
     empty = Root(np.zeros((1, 0)), pivots.root.values, pivots.root.dropped_values, np.ones(1))
     return pivots.root if len(pivots.row_indices) else empty
 
 
-def _find_pivots(
-    data: TrainingData, options: MapOptions, limit: int | None, rng: np.random.RandomState | None = None
-) -> pivoted_cholesky.Pivots:
+def _find_pivots(data: TrainingData, options: MapOptions, limit: int | None, rng: RandomState | None = None) -> Pivots:
     """Find pivots in the Gram matrix, column by column or in rounds, as requested or as is predicted to be faster.
 
     With `rng`, a row is drawn with a probability proportional to its residual; else the largest residual is first.
     """
-    n, d, build = data.indexable_rows.shape[0], data.float64s_per_row, options.build
-    max_pivots = limit or n
-    if isinstance(data, StreamedRows) or build == "rounds":
+    build = _choose_pivot_build(data, options, limit, rng)
+    if build == "rounds":
         return _find_pivots_in_rounds(data, options, limit, rng)
-    if rng is not None and build == "gram":
-        raise InvalidInputError('build="gram" takes the largest pivots; random ones are taken by columns.')
-    if rng is not None:
-        build = "columns"
-        if data.kernel.is_precomputed:
-            _require_gram_memory(data, budget.PIVOT_SQUARES)
-    elif data.kernel.is_precomputed:
-        build = "gram"  # the matrix already exists
-    elif build == "auto" and budget.gram_and_pivots_seconds(n, d, max_pivots) <= budget.columnwise_pivots_seconds(
-        n, d, min(max_pivots, pivoted_cholesky.BLOCK_COLUMNS)
-    ):
-        build = "gram"
     may_take_rounds = options.build == "auto" and not data.kernel.is_precomputed
     if build != "gram":
         pivots = _find_pivots_by_columns(data, options, limit, rng, build == "columns", may_take_rounds)
@@ -299,10 +278,36 @@ def _find_pivots(
             return pivots
     if may_take_rounds and (build == "columns" or not _has_gram_memory(data, budget.PIVOT_SQUARES)):
         return _find_pivots_in_rounds(data, options, limit, rng)
+    return _find_pivots_in_gram(data, options, limit)
+
+
+def _choose_pivot_build(data: TrainingData, options: MapOptions, limit: int | None, rng: RandomState | None) -> str:
+    """Return "gram", "columns" or "rounds"; or "auto" for columns until another way is predicted to be faster."""
+    n, d, build = data.indexable_rows.shape[0], data.float64s_per_row, options.build
+    if isinstance(data, StreamedRows) or build == "rounds":
+        return "rounds"
+    if rng is not None:
+        if build == "gram":
+            raise InvalidInputError('build="gram" takes the largest pivots; random ones are taken by columns.')
+        return "columns"
+    if data.kernel.is_precomputed:  # the matrix already exists
+        return "gram"
+    if build != "auto":
+        return build
+    max_pivots = limit or n
+    by_gram = budget.gram_and_pivots_seconds(n, d, max_pivots)
+    by_columns = budget.columnwise_pivots_seconds(n, d, min(max_pivots, pivoted_cholesky.BLOCK_COLUMNS))
+    return "gram" if by_gram <= by_columns else "auto"
+
+
+def _find_pivots_in_gram(data: TrainingData, options: MapOptions, limit: int | None) -> Pivots:
+    """Find pivots with the whole Gram matrix in memory."""
     _require_gram_memory(data, budget.PIVOT_SQUARES)
+    n = data.indexable_rows.shape[0]
+    # As in `_decompose_gram`, the solver frees the N^2 values.
     gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
     seconds = budget.gram_and_pivots_seconds(n, 0, n)
-    log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows in this process", seconds=seconds, rows=n)
+    log_stage("root", f"up to {limit or n:,} pivots of {n:,} rows in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar(seconds, options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
@@ -311,13 +316,16 @@ def _find_pivots_by_columns(
     data: TrainingData,
     options: MapOptions,
     limit: int | None,
-    rng: np.random.RandomState | None,
+    rng: RandomState | None,
     is_columns_only: bool,
     may_take_rounds: bool,
-) -> pivoted_cholesky.Pivots | None:
+) -> Pivots | None:
     """Find pivots column by column; return None where another way is predicted to be faster, or fits in memory."""
+    if data.kernel.is_precomputed:  # its columns are those of the matrix in memory
+        _require_gram_memory(data, budget.PIVOT_SQUARES)
     n = data.indexable_rows.shape[0]
-    max_pivots, choose = limit or n, pivoted_cholesky.choose_largest if rng is None else _make_random_pivot_chooser(rng)
+    choose = pivoted_cholesky.choose_largest if rng is None else pivoted_cholesky.make_random_chooser(rng)
+    max_pivots = limit or n
     log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows, column by column, in this process", rows=n)
     with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
         threshold = pivoted_cholesky.pivot_threshold(options.tol)
@@ -330,8 +338,8 @@ def _find_pivots_by_columns(
 
 
 def _find_pivots_in_rounds(
-    data: TrainingData, options: MapOptions, limit: int | None, rng: np.random.RandomState | None
-) -> pivoted_cholesky.Pivots:
+    data: TrainingData, options: MapOptions, limit: int | None, rng: RandomState | None
+) -> Pivots:
     if data.kernel.is_precomputed:
         raise InvalidInputError('build="rounds" needs points, and a precomputed kernel has none.')
     return out_of_core_rows.find_pivots(
@@ -375,22 +383,17 @@ class _ColumnMonitor:
 
 
 def _has_gram_memory(data: TrainingData, squares: int) -> bool:
-    return memory.has_factorization_memory(
-        data.indexable_rows.shape[0],
-        data.float64s_per_row,
-        data.kernel.peak_blocks,
-        data.kernel.landmark_copies,
-        squares,
-    )
+    n, d, kernel = data.indexable_rows.shape[0], data.float64s_per_row, data.kernel
+    return memory.has_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def _require_gram_memory(data: TrainingData, squares: int) -> None:
-    n, kernel = data.indexable_rows.shape[0], data.kernel
-    memory.require_factorization_memory(n, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
+    n, d, kernel = data.indexable_rows.shape[0], data.float64s_per_row, data.kernel
+    memory.require_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def _describe_gram(kernel: Kernel) -> str:
     """Name the Gram matrix in error messages; for a conditionally definite kernel, name what supports it."""
-    if kernel.definiteness is Definiteness.CONDITIONAL:
-        return f"The Gram matrix of {kernel!r} (KernelPCA takes this kernel, and maps take Exp of it)"
-    return f"The Gram matrix of {kernel!r}"
+    is_conditional = kernel.definiteness is Definiteness.CONDITIONAL
+    hint = " (KernelPCA takes this kernel, and maps take Exp of it)" if is_conditional else ""
+    return f"The Gram matrix of {kernel!r}{hint}"
