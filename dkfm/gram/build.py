@@ -119,34 +119,47 @@ def build_gram(
             )
         if (root / store_metadata.MARKER).exists():
             return _open_finished(root)
-        n, width = source.shape[0], chunking.count_tiles(source.max_size_in_float64s(rows), rows)
-        with open_executor(client) as executor:
-            need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
-            have = memory.task_budget(client, executor.threads, needed=None if client is None else need)
-            fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
-            remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
-            budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
-            memory.require_disk(root, disk_bytes(n, source.float64s_per_row, rows) - existing_bytes(root))
-            rows = _ensure_store(root, identity, source, rows)
-            readable = source if client is None else _store_rows_for_workers(source, root, rows)
-            pairs = list(chunking.lower_triangle_tile_indices(n, rows))
-            log_gram(kernel, source, len(pairs), f"in {root}", executor, rows)
-            requirements = make_worker_requirements(root, source if readable is source else None, need)
-            with nullcontext() if client is None else worker_checks.exclude_unfit_with_probe(executor, requirements):
-                checked = None if client is None else requirements
-                tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
-                tally = run_tasks(executor, "dkfm-gram", write_tile, tasks, len(pairs), progress)
-        if tally.fatal_task_numbers:
-            raise ClusterError(
-                f"Every worker died that computed the tile {pairs[tally.fatal_task_numbers[0]]}; "
-                "what else was built stays."
-            )
+        tiles = _compute_tiles(root, kernel, source, identity, rows, client, progress)
         _require_tiles(root)
         check_and_get_tile_rows(root, "gram", identity, None)  # raises if the store was replaced meanwhile
         _discard_if_rows_changed(root, watch, source, identity)
         with local.translate_write_errors(root):
-            zarr_store.write_completion_marker(root, {"tiles": len(pairs)})
+            zarr_store.write_completion_marker(root, {"tiles": tiles})
         return _open_finished(root)
+
+
+def _compute_tiles(
+    root: Path,
+    kernel: Kernel,
+    source: Source,
+    identity: dict[str, object],
+    rows: int,
+    client: "Client | None",
+    progress: bool,
+) -> int:
+    """Compute the tiles that are missing in a store, which is created unless it exists; return the number of all."""
+    n, width = source.shape[0], chunking.count_tiles(source.max_size_in_float64s(rows), rows)
+    with open_executor(client) as executor:
+        need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
+        have = memory.task_budget(client, executor.threads, needed=None if client is None else need)
+        fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
+        remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
+        budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
+        memory.require_disk(root, disk_bytes(n, source.float64s_per_row, rows) - existing_bytes(root))
+        rows = _ensure_store(root, identity, source, rows)
+        readable = source if client is None else _store_rows_for_workers(source, root, rows)
+        pairs = list(chunking.lower_triangle_tile_indices(n, rows))
+        log_gram(kernel, source, len(pairs), f"in {root}", executor, rows)
+        requirements = make_worker_requirements(root, source if readable is source else None, need)
+        with nullcontext() if client is None else worker_checks.exclude_unfit_with_probe(executor, requirements):
+            checked = None if client is None else requirements
+            tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
+            tally = run_tasks(executor, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+    if tally.fatal_task_numbers:
+        raise ClusterError(
+            f"Every worker died that computed the tile {pairs[tally.fatal_task_numbers[0]]}; what else was built stays."
+        )
+    return len(pairs)
 
 
 def _discard_if_rows_changed(root: Path, watch: Watch, source: Source, identity: dict[str, object]) -> None:

@@ -286,16 +286,12 @@ def value_seconds(kernel: Kernel, d: int) -> float:
     is that of a simple kernel.
     """
     try:
-        return _measured_value_seconds(kernel, d)
-    except TypeError:  # a function that has no hash
         return _measure_value_seconds(kernel, d)
+    except TypeError:  # a function that has no hash
+        return _measure_value_seconds.__wrapped__(kernel, d)
 
 
 @lru_cache(maxsize=64)
-def _measured_value_seconds(kernel: Kernel, d: int) -> float:
-    return _measure_value_seconds(kernel, d)
-
-
 def _measure_value_seconds(kernel: Kernel, d: int) -> float:
     with single_blas_thread(), np.errstate(all="ignore"), suppress(Exception):  # a function of the user
         rows = np.random.default_rng(0).uniform(0.1, 1.9, (PIECE_ROWS + PIECE_COLUMNS, d))

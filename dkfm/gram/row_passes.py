@@ -113,22 +113,15 @@ class RowPasses:
         """Return some rows, read by a task for each tile of them."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         tiles, counts = np.unique(ascending // self.tile_rows, return_counts=True)
-        parts: dict[int, Rows] = {}
+        parts: list[tuple[int, Rows]] = []
         groups = np.split(ascending, np.cumsum(counts)[:-1])
         tasks = [
             (self.source, int(tile), group, self.shared.requirements) for tile, group in zip(tiles, groups, strict=True)
         ]
-        tally = run_tasks(
-            self.executor,
-            "dkfm-pivots",
-            read_selected_rows,
-            tasks,
-            len(tasks),
-            False,
-            lambda part: parts.update([part]),
-        )
+        tally = run_tasks(self.executor, "dkfm-pivots", read_selected_rows, tasks, len(tasks), False, parts.append)
         self._require_done(tally.fatal_task_numbers)
-        return stack_rows([parts[int(tile)] for tile in tiles])[inverse]
+        by_tile = dict(parts)
+        return stack_rows([by_tile[int(tile)] for tile in tiles])[inverse]
 
     def _run(self, task: Callable[..., R], arguments: tuple[object, ...], on_result: Callable[[R], object]) -> None:
         parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))

@@ -117,16 +117,14 @@ def find_streamed_pivots(
             search.on_round(len(state.numbers), state.largest_residuals)
         if not len(state.numbers):  # no row has a positive k(x, x): a model needs a landmark
             return _make_pivots(state, 1.0, float(state.residuals.min()))
-        probes = state.factor.compute_inverse_transpose_columns(0).T @ make_probes(
-            len(state.numbers)
-        )  # L^-1 and random signs
+        # L^-1 times random signs
+        probes = state.factor.compute_inverse_transpose_columns(0).T @ make_probes(len(state.numbers))
         norm = passes.recompute_residuals(state.residuals, state.rows, state.make_root_columns(0), probes)
         lowest = float(state.residuals.min())
         state.residuals[state.numbers] = 0.0
         is_full = len(state.numbers) >= search.limit or state.residuals.max() <= search.threshold
-        if (
-            is_full or len(state.numbers) == state.n_pivots_at_recompute
-        ):  # two ways to sum the same squares may disagree
+        # Two ways to sum the same squares may disagree.
+        if is_full or len(state.numbers) == state.n_pivots_at_recompute:
             return _make_pivots(state, norm, lowest)
         state.n_pivots_at_recompute = len(state.numbers)
 
@@ -160,10 +158,8 @@ def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoin
     load = checkpoint.load_array
     generator = {"key": load("generator"), "pos": int(checkpoint.numbers["position"])}
     rng.set_state({"bit_generator": "MT19937", "state": generator, "has_gauss": 0, "gauss": 0.0})
-    numbers, factor = (
-        load("numbers").astype(np.intp),
-        GrowingFactor(cast("Array", load("lower")), cast("Array", load("values"))),
-    )
+    numbers = load("numbers").astype(np.intp)
+    factor = GrowingFactor(cast("Array", load("lower")), cast("Array", load("values")))
     rows, residuals = passes.take_rows(numbers), allocate_row_values(passes.source.shape[0])
     checkpoint.read_into(residuals[:, np.newaxis], "residuals")
     lengths, largest = (cast("Array", load(name)) for name in ("lengths", "largest"))

@@ -205,14 +205,12 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the inner products with the landmarks; rows too long for float32 are computed in float64."""
-        block = super().prepare(landmarks)
-        if landmarks.dtype == np.float64:
-            return block
-        longest = self._numeric_scale(landmarks.shape[1]) * float(np.sqrt(squared_norms(landmarks).max()))
-
         prepare = super().prepare
+        if landmarks.dtype == np.float64:
+            return prepare(landmarks)
+        longest = self._numeric_scale(landmarks.shape[1]) * float(np.sqrt(squared_norms(landmarks).max()))
         return make_mixed_precision_evaluator(
-            block,
+            prepare(landmarks),
             lambda: prepare(as_float64(landmarks)),
             lambda Z: FLOAT32_ERROR * longest * np.sqrt(squared_norms(Z)) <= FLOAT32_LIMIT,
             landmarks.shape[0],

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _MAX_LEGEND_LABELS = 20
 """Largest number of labels that get a legend; more labels get a colour bar."""
 
-
 _SIGNATURE = b"Software\0dkfm"
 """Metadata by which a PNG file of dkfm is recognized."""
 

@@ -25,11 +25,11 @@ _MARGIN = 0.1
 
 
 def sample_for_plot(
-    values: Values, name: str, labels: Labels | None, most: int = MAX_PLOT_ROWS, ndim: int = 2
+    values: Values, name: str, labels: Labels | None, ndim: int = 2
 ) -> tuple[Array, npt.NDArray[np.generic] | None, str]:
     """Return the rows to draw (m, q) or (m,), their labels (m,) if any, and a note for the plot if they are a sample.
 
-    More than `most` rows are sampled at random with a fixed seed, and keep their order. `name` is that of the values in
+    More than 5,000 rows are sampled at random with a fixed seed, and keep their order. `name` is that of the values in
     error messages, and `ndim` the number of dimensions that they must have, 1 or 2.
 
     Raises
@@ -40,13 +40,13 @@ def sample_for_plot(
     n = read_matrix_shape(values, name)[0] if ndim == 2 else _read_vector_length(values, name)
     if labels is not None:
         require_length(labels, n, "labels")
-    numbers = sample_row_numbers(n, most)
+    numbers = sample_row_numbers(n, MAX_PLOT_ROWS)
     arrays = _load_rows([values] if labels is None else [values, labels], numbers)
     rows, row_labels = _convert_to_finite_float64(arrays[0], name), None
     if labels is not None:
         require_no_missing_labels(arrays[1], "labels", numbers)
         row_labels = _require_sortable(arrays[1])
-    return rows, row_labels, f"{most:,} of {n:,} rows, drawn at random" if n > most else ""
+    return rows, row_labels, "" if numbers is None else f"{len(numbers):,} of {n:,} rows, drawn at random"
 
 
 def sample_row_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | None:

@@ -188,11 +188,9 @@ def _open_checkpoint(
     if workspace is None or not is_known:
         yield NO_CHECKPOINT
         return
-    drawn = (
-        ""
-        if seed is None
-        else f"{seed['state']['pos']} {digest_rows(MemorySource(seed['state']['key'][:, np.newaxis]))}"
-    )
+    drawn = ""
+    if seed is not None:
+        drawn = f"{seed['state']['pos']} {digest_rows(MemorySource(seed['state']['key'][:, np.newaxis]))}"
     parameters = {"tol": tol, "limit": limit, "seed": drawn}
     with open_checkpoint(workspace, "pivots", kernel, source, parameters) as checkpoint:
         yield checkpoint

@@ -227,9 +227,8 @@ def fit_ridge(
     if penalties is not None:
         reason = ridge.why_eigenvalues(penalties, diagonal, options.on_indefinite)
     solver = choose_solver(data, options.solver, reason, "KernelRidge")
-    scale = 2.0 ** np.floor(
-        np.log2(np.where(targets.max_abs_values > 0, targets.max_abs_values, 1.0))
-    )  # squares may not be lost
+    sizes = targets.max_abs_values
+    scale = 2.0 ** np.floor(np.log2(np.where(sizes > 0, sizes, 1.0)))  # the squares of targets must not be lost
     scaled = Targets(targets.values / scale, targets.weights)
     if solver != "dense":
         solution = _solve_without_gram(data, scaled, options, cast("Array", penalties), solver)

@@ -47,9 +47,8 @@ def count_pivots(n: int) -> int:
 
 def count_affordable_products(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> int:
     """Return the number of products with some columns that, with the pivots, take as long as a factor in tiles."""
-    spare = product_costs.factor_seconds(n, threads, product_costs.value_seconds(kernel, d)) - preconditioner_seconds(
-        kernel, n, d
-    )
+    factor_seconds = product_costs.factor_seconds(n, threads, product_costs.value_seconds(kernel, d))
+    spare = factor_seconds - preconditioner_seconds(kernel, n, d)
     return max(0, int(spare / product_seconds(kernel, n, d, columns, threads)))
 
 
@@ -129,10 +128,9 @@ class IterativeSolver:
 def _decompose_features(kernel: Kernel, X: Rows, roots: Array, options: SystemOptions) -> tuple[Array, Array]:
     """Return the left singular vectors (N, r) and squared singular values (r,) of the weighted features of all rows."""
     n, pivots = X.shape[0], _find_pivots(kernel, X, options)
-    log_stage(
-        "root", f"{n:,} x {len(pivots.row_indices):,} features of these pivots, decomposed in this process", rows=n
-    )
-    evaluate, features = kernel.make_evaluator(X[pivots.row_indices]), np.empty((n, len(pivots.row_indices)), order="F")
+    r = len(pivots.row_indices)
+    log_stage("root", f"{n:,} x {r:,} features of these pivots, decomposed in this process", rows=n)
+    evaluate, features = kernel.make_evaluator(X[pivots.row_indices]), np.empty((n, r), order="F")
     for piece in chunking.row_slices(n, _PIECE_ROWS):
         features[piece] = roots[piece] * (evaluate(X[piece]) @ pivots.root.weights)
     Q, R = qr(features, mode="economic", overwrite_a=True, check_finite=False)

@@ -172,12 +172,9 @@ def _compute_tiles(
     text = f"factor of {n:,} x {n:,} kernel values, {total:,} tiles, in {store.root}, on {describe_place(executor)}"
     if there := store.count_tiles():
         text += f", {there:,} of them there already"
-    is_there = there == total
-    seconds = (
-        None
-        if is_there
-        else product_costs.factor_seconds(n, executor.threads, product_costs.value_seconds(kernel, width))
-    )
+    seconds = None
+    if there < total:
+        seconds = product_costs.factor_seconds(n, executor.threads, product_costs.value_seconds(kernel, width))
     log_stage("factor", text, seconds=seconds, rows=n, tiles=total, threads=executor.threads)
     with (
         open_shared_arrays(executor, each, 8 * n * (width + 1), "The training rows", store.root.parent) as shared,

@@ -89,10 +89,8 @@ def solve_discriminants(
     means = center_and_weigh_gram_in_place(K, weighting)
     ridge = rounding = 0.0
     if not by_eigenvalues:
-        ridge, rounding = (
-            _compute_gram_ridge(K, Y, classes, shrinkage),
-            estimate_rounding(float(np.trace(K)), means, weighting),
-        )
+        ridge = _compute_gram_ridge(K, Y, classes, shrinkage)
+        rounding = estimate_rounding(float(np.trace(K)), means, weighting)
         by_eigenvalues = by_eigenvalues is None and rounding > _MAX_ROUNDING * ridge
     if by_eigenvalues:
         return solve_from_eigenvectors(decompose_centred(K, Y, on_indefinite, means, weighting), classes, shrinkage)
