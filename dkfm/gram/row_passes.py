@@ -20,6 +20,7 @@ from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.files.row_values import allocate_row_values
 from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays
+from dkfm.gram.streamed_rows import evaluate_finite_diagonal
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import training_statistics
 from dkfm.numerics.map_error_bounds import estimate_largest_norm
@@ -181,13 +182,7 @@ def compute_diagonal_signs(
 ) -> tuple[slice, Array]:
     """Return the signs of k(x, x) of some rows."""
     require_fit_worker(requirements)
-    X = read_finite(source, rows)
-    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise
-        diagonal = kernel.evaluate_diagonal(X)
-    if not np.isfinite(diagonal).all():
-        number = int(np.isfinite(diagonal).argmin())
-        raise KernelError(f"{kernel!r} returned {diagonal[number]} for row {rows.start + number} with itself.")
-    return rows, np.sign(diagonal)
+    return rows, np.sign(evaluate_finite_diagonal(kernel, read_finite(source, rows), rows.start))
 
 
 def compute_squares(

@@ -30,6 +30,16 @@ def is_stored(X: object) -> bool:
     return isinstance(X, str | os.PathLike) or (isinstance(X, zarr.Array) and hasattr(X.store, "root"))
 
 
+def evaluate_finite_diagonal(kernel: Kernel, tile: Rows, start: int) -> Array:
+    """Return k(x, x) of a tile of rows from number `start` on, (n,); raise a KernelError if one is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
+        diagonal = kernel.evaluate_diagonal(tile)
+    if not np.isfinite(diagonal).all():
+        at = int(np.isfinite(diagonal).argmin())
+        raise KernelError(f"{kernel!r} returned {diagonal[at]} for row {start + at} with itself.")
+    return diagonal
+
+
 @dataclass(frozen=True, eq=False)
 class StreamedRows:
     """Training rows of a source, which are read a few at a time."""
@@ -70,14 +80,10 @@ class StreamedRows:
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
         diagonal, start = allocate_row_values(self.source.shape[0]), 0
-        with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise
-            for tile in self.iter_row_tiles():
-                values = self.kernel.evaluate_diagonal(tile)
-                if not np.isfinite(values).all():
-                    at = int(np.isfinite(values).argmin())
-                    raise KernelError(f"{self.kernel!r} returned {values[at]} for row {start + at} with itself.")
-                diagonal[start : start + len(values)] = values
-                start += len(values)
+        for tile in self.iter_row_tiles():
+            values = evaluate_finite_diagonal(self.kernel, tile, start)
+            diagonal[start : start + len(values)] = values
+            start += len(values)
         return diagonal
 
     def find_rounding_probe_rows(self, diagonal: Array) -> Indices:

@@ -229,11 +229,9 @@ def is_float32(X: object) -> bool:
 def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> TrainingData:
     """Check the X of a fit and resolve the kernel on it; with `copy=False` the rows may share memory with X."""
     if kernel.is_precomputed:
-        return (
-            _gram_from_dask(kernel, X)
-            if is_dask_collection(X)
-            else _gram_from_source(kernel, open_source(X, _GRAM_NAME))
-        )
+        if is_dask_collection(X):
+            return _gram_from_dask(kernel, X)
+        return _gram_from_source(kernel, open_source(X, _GRAM_NAME))
     rows = as_float64(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):

@@ -248,11 +248,9 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
         allow.
     """
     rest = K - features @ features.T
-    share = (
-        (max(1000, n_rows) + 64 + 8 * condition_number(root.values) ** 0.5) * EPS
-        if root.triangular
-        else EIGENVECTOR_ERROR_SHARE
-    )
+    share = EIGENVECTOR_ERROR_SHARE
+    if root.triangular:
+        share = (max(1000, n_rows) + 64 + 8 * condition_number(root.values) ** 0.5) * EPS
     # The relative error of a feature is about ``eps top / value``.
     top = float(root.values.max(initial=0.0))
     rounding = share + 16 * EPS * top * (np.square(features) @ (1 / root.values))

@@ -108,18 +108,11 @@ def decision_regions(
     )
     if row_labels is None:
         ax.scatter(rows[:, 0], rows[:, 1], s=8, color="black", alpha=0.8)
-    for code, value in enumerate(classes if row_labels is not None else ()):
-        members = rows[codes[len(points) :] == code]
-        ax.scatter(
-            members[:, 0],
-            members[:, 1],
-            s=12,
-            color=colours[code],
-            edgecolors="black",
-            linewidths=0.3,
-            label=escape_label(value),
-        )
-    if row_labels is not None:
+    else:
+        for code, value in enumerate(classes):
+            x, y = rows[codes[len(points) :] == code].T
+            label, colour = escape_label(value), colours[code]
+            ax.scatter(x, y, s=12, color=colour, edgecolors="black", linewidths=0.3, label=label)
         add_legend(ax, len(classes))
     across, upward = map(escape_label, column_names(X) or ("column 1", "column 2"))
     ax.set(xlabel=across, ylabel=upward, title=f"What {type(estimator).__name__} predicts")

@@ -49,6 +49,7 @@ def plan_fit_with_gram(
     threads = rows.threads if stores or n > tile_rows else 1
     extra = kernel.estimate_extra_value_seconds(d)
     gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None, extra)
+    task_bytes = budget.gram_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
     need = rows.estimate_fit_bytes(squares)
     return FitPlan(
         rows=n,
@@ -60,9 +61,7 @@ def plan_fit_with_gram(
         peak_bytes=max(need, peak),
         disk_bytes=disk_bytes(n, d, tile_rows) if stores else 0,
         place=resolve_gram_folder(estimator) if stores else "",
-        task_bytes=budget.gram_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
-        if stores and rows.is_cluster
-        else 0,
+        task_bytes=task_bytes if stores and rows.is_cluster else 0,
         model_bytes=8 * n * (d + n),
         seconds=seconds + (0.0 if kernel.is_precomputed else gram_seconds + n * n * extra / cpus.COUNT),
     )

@@ -181,9 +181,8 @@ def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     need = budget.tiled_map_bytes(n, d, tasks, kernel.peak_blocks, kernel.landmark_copies)
     chunks = count_tiles(n, tiled_inverse_factor.choose_chunk_and_task_columns(n)[0])
     root_seconds = tiled_inverse_factor.root_seconds(n, rows.threads) + chunks * budget.FILE_SECONDS / rows.threads
-    certificate = (
-        n * n * (product_costs.value_seconds(kernel, d) + _CERTIFIED_PRODUCTS * budget.PRODUCT_SECONDS / cpus.COUNT)
-    )
+    product_seconds = _CERTIFIED_PRODUCTS * budget.PRODUCT_SECONDS / cpus.COUNT
+    certificate = n * n * (product_costs.value_seconds(kernel, d) + product_seconds)
     return FitPlan(
         rows=n,
         columns=d,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
+from dkfm.core.rows import Array, Rows, as_float64, is_sparse, scale_columns, squared_norms
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.kernels.pairwise.block_operations import (
     Evaluator,
@@ -291,13 +291,10 @@ class _Products:
     ) -> Array:
         """Return the scaled squared distances (k,) of rows Z[z_indices] and their landmarks, from differences."""
         squares = np.empty(len(z_indices))
-        dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
-        width = (
-            Z.shape[1]
-            if dense
-            else _count_longest_row_float64s(Z, z_indices)
-            + _count_longest_row_float64s(self.landmarks, landmark_indices)
-        )
+        width = Z.shape[1]
+        if is_sparse(Z) and is_sparse(self.landmarks):
+            pairs = (Z, z_indices), (self.landmarks, landmark_indices)
+            width = sum(_count_longest_row_float64s(*pair) for pair in pairs)
         for part in row_slices(len(z_indices), max(1, _VALUES_AT_ONCE // width)):
             difference = as_float64(Z[z_indices[part]]) - self.landmarks[landmark_indices[part]]
             if isinstance(difference, np.matrix):  # of dense and sparse rows

@@ -233,17 +233,12 @@ class _LeftOutRows:
         return total
 
     def within_class_scatter_trace(self) -> float:
-        values, training = self._regression.values, self.training_classes
-        left_out = self._vectors.T @ (
-            self.test_classes.weighted_columns() / np.sqrt(self.test_classes.weights)[:, np.newaxis]
-        )
+        values, training, test = self._regression.values, self.training_classes, self.test_classes
+        left_out = self._vectors.T @ (test.weighted_columns() / np.sqrt(test.weights)[:, np.newaxis])
         sums = self._regression.coordinates[self._first :] - left_out
         total = self._squared_lengths - float(values @ self._training_sum**2) / training.total
-        between = (
-            values
-            @ (sums - np.outer(self._training_sum, training.class_weight_shares)) ** 2
-            / training.class_weight_sums
-        )
+        centred = sums - np.outer(self._training_sum, training.class_weight_shares)
+        between = values @ centred**2 / training.class_weight_sums
         return within_class_scatter_trace(total, between)
 
     def predict_indicators(self, ridge: float) -> tuple[Array, Array]:

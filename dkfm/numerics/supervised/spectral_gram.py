@@ -181,9 +181,8 @@ def _estimate_noise(vectors: Array, highest: float, trace_of_mean: float, shares
     the share ``sum s u^2`` of its rows in the weights: a row of large weight does not hide the eigenvalues of others.
     """
     n = len(vectors)
-    noise: Array = (
-        EPS / np.sqrt(n) * np.maximum(highest, n * trace_of_mean * np.einsum("i,ij,ij->j", shares, vectors, vectors))
-    )
+    row_shares = np.einsum("i,ij,ij->j", shares, vectors, vectors)
+    noise: Array = EPS / np.sqrt(n) * np.maximum(highest, n * trace_of_mean * row_shares)
     return noise
 
 
