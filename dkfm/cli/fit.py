@@ -246,7 +246,7 @@ def _fit_and_save(
     if options.workspace is not None:
         labels_file = None if options.y_path is None else Path(options.y_path)
         require_not_inside(as_local_path(options.workspace).absolute(), "workspace", [table.location, labels_file])
-    with change_detection.watch(table) as watch:
+    with change_detection.require_unchanged(table, "read", "fit again"):
         source, labels = _split_labels(table, train, options)
         arguments.log_features(source)
         with process.disable_gc_during_imports():
@@ -262,7 +262,6 @@ def _fit_and_save(
         if streams:  # the rows must not change before the end of the fit
             with connection:
                 estimator.fit(rows, standardize=options.standardize)
-        watch.require_same("read", "fit again")
     if not streams:
         with connection:
             estimator.fit(rows, labels, standardize=options.standardize)
@@ -283,7 +282,7 @@ def _fit_in_map(
         feature_map = _load_map(options, map_path)
     table = _open_table(train, model, options, feature_map)
     estimator: KernelEstimator
-    with change_detection.watch(table) as watch:
+    with change_detection.require_unchanged(table, "read", "fit again"):
         source, labels = _split_labels(table, train, options)
         rows, count = SourceRows(source), options.components
         with connection:
@@ -297,7 +296,6 @@ def _fit_in_map(
                 estimator = estimators.KernelFisher.from_map(
                     feature_map, labels, rows, n_components=cast("int | None", count), shrinkage=shrinkage
                 )
-        watch.require_same("read", "fit again")
     _name_targets(estimator, options)
     estimator.save(model, overwrite=options.overwrite)
     return estimator

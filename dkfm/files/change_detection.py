@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dkfm.errors import InvalidInputError
+from dkfm.errors import DkfmError, InvalidInputError
 
 
 def digest_path_stats(path: Path, *, include_ctime: bool = False) -> str:
@@ -118,3 +118,18 @@ def watch(source: WatchedInput) -> Iterator[Watch]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+@contextmanager
+def require_unchanged(source: WatchedInput, verb: str, remedy: str) -> Iterator[None]:
+    """Raise an InvalidInputError at the end if an input has changed, or in place of an error, which that explains.
+
+    `verb` and `remedy` are parts of the message, as for `Watch.require_same`.
+    """
+    with watch(source) as watched:
+        try:
+            yield
+        except DkfmError:
+            watched.require_same(verb, remedy)
+            raise
+        watched.require_same(verb, remedy)

@@ -1,7 +1,7 @@
 """Find the pivots of training rows in rounds over them, which may stay where they are stored."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,10 @@ def open_stored_rows(
     """
     with (
         open_input(X, "X", find_client(None), fitted_columns=fitted_columns) as source,
-        change_detection.watch(source) as watch,
+        change_detection.require_unchanged(source, "read", "fit again"),
     ):
         rows = SourceRows(source) if streams else source.with_float32_preserved().read(slice(0, source.shape[0]))
         yield rows, source.columns if isinstance(source, NamedColumns) else None
-        watch.require_same("read", "fit again")
 
 
 def find_pivots(
@@ -124,12 +123,15 @@ def find_pivots(
         _open_checkpoint(workspace, kernel, source, tol, limit, rng) as checkpoint,
         open_executor(None) as executor,
         _share_training_rows(source, executor, each, workspace) as (readable, shared),
+        nullcontext() if source.location is None else change_detection.watch(source) as watch,
         progress.step_bar("dkfm-root", None, "pivot", show_progress) as bar,
     ):
         where = describe_place(executor)
         log_stage("root", f"up to {count:,} pivots of {n:,} rows of {source.name}, in rounds, on {where}", rows=n)
 
-        def watch_memory(pivots: int, largest: list[float]) -> None:
+        def end_round(pivots: int, largest: list[float]) -> None:
+            if watch is not None:  # of rows that change, pivots might not end
+                watch.require_same("read", "fit again")
             bar.total = forecast_rank(np.array(largest), threshold, count)
             bar.update(pivots - bar.n)
             remedy = f"after {pivots:,} pivots the error bound is {largest[-1] ** 0.5:.1e}: use tol= or n_landmarks="
@@ -137,7 +139,7 @@ def find_pivots(
 
         begun = int(checkpoint.numbers.get("pivots", 0))
         _require_memory(source, kernel, executor, begun, 0, "fit fewer rows, or with fewer threads")
-        search = PivotSearch(threshold, count, rng is not None, draw, show_progress, watch_memory)
+        search = PivotSearch(threshold, count, rng is not None, draw, show_progress, end_round)
         return find_streamed_pivots(kernel, readable, search, executor, shared, checkpoint)
 
 
