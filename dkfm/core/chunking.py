@@ -1,9 +1,15 @@
 """Divide rows into chunks, pieces and tiles, from plain integers."""
 
 import operator
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dkfm.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MAX_CHUNKS = 2**20
 """Largest number of chunks of an output: one marker holds the receipts of all."""
@@ -191,6 +197,34 @@ def row_slices(n: int, rows: int) -> Iterator[slice]:
     [slice(0, 3, None), slice(3, 5, None)]
     """
     return (row_slice(tile, n, rows) for tile in range(count_tiles(n, rows)))
+
+
+def split_by_chunk(start: int, stop: int, chunk_rows: int) -> Iterator[tuple[int, slice]]:
+    """Yield the chunks that contain the rows from `start` to `stop`, each with its part of them as a slice.
+
+    >>> list(split_by_chunk(3, 8, 5))
+    [(0, slice(3, 5, None)), (1, slice(0, 3, None))]
+    """
+    for chunk in range(start // chunk_rows, count_tiles(stop, chunk_rows)):
+        first = chunk * chunk_rows
+        yield chunk, slice(max(0, start - first), min(chunk_rows, stop - first))
+
+
+def split_by_part(
+    start: int, stop: int, first_rows: "Sequence[int] | npt.NDArray[np.int64]"
+) -> Iterator[tuple[int, slice]]:
+    """Yield the parts, of any lengths, that contain the rows from `start` to `stop`, each with its rows as a slice.
+
+    `first_rows` has the first row of each part, and at the end the number of all rows.
+
+    >>> list(split_by_part(1, 5, [0, 2, 2, 9]))
+    [(0, slice(1, 2, None)), (2, slice(0, 3, None))]
+    """
+    while start < stop:
+        part = bisect_right(first_rows, start) - 1  # the last one that begins there: those before it are empty
+        first, end = int(first_rows[part]), min(stop, int(first_rows[part + 1]))
+        yield part, slice(start - first, end - first)
+        start = end
 
 
 def lower_triangle_tile_indices(n: int, rows: int) -> Iterator[tuple[int, int]]:

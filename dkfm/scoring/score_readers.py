@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.background_io import prefetch
-from dkfm.core.chunking import count_tiles
+from dkfm.core.chunking import split_by_chunk
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.arrow_files import reopen_natively
@@ -62,7 +62,7 @@ class ScoresArray:
         output = self.output
         output_store.require_not_replaced(output.root, output.creation_id)
         start, stop, _ = index[0].indices(self.shape[0])
-        parts = [self._read_chunk(number)[part] for number, part in _split_by_chunk(output, slice(start, stop))]
+        parts = [self._read_chunk(number)[part] for number, part in split_by_chunk(start, stop, output.chunk_rows)]
         rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]), self.dtype)
         return rows[:, index[1]] if len(index) > 1 else rows
 
@@ -128,7 +128,8 @@ def read_score_rows(output: Output, receipts: ReceiptTable, name: str, rows: sli
     if not output.is_table:
         return _make_scores_array(output, receipts, name)[rows, :]
     read = _make_parquet_block_reader(output, name)
-    return np.concatenate([read(receipts[number])[0][part] for number, part in _split_by_chunk(output, rows)])
+    parts = split_by_chunk(rows.start, rows.stop, output.chunk_rows)
+    return np.concatenate([read(receipts[number])[0][part] for number, part in parts])
 
 
 def read_id_rows(output: Output, receipts: ReceiptTable, rows: slice) -> "pa.Array":
@@ -140,14 +141,8 @@ def read_id_rows(output: Output, receipts: ReceiptTable, rows: slice) -> "pa.Arr
             return pa.array(_read_ids(output, receipts[number]))
         return _read_table(output, receipts[number]).column(output.settings["id_column"]).combine_chunks()
 
-    return pa.concat_arrays([read(number)[part] for number, part in _split_by_chunk(output, rows)])
-
-
-def _split_by_chunk(output: Output, rows: slice) -> Iterator[tuple[int, slice]]:
-    """Yield the chunks that contain some rows, each with its part of them as a slice."""
-    for number in range(rows.start // output.chunk_rows, count_tiles(rows.stop, output.chunk_rows)):
-        first = output.chunk_slice(number).start
-        yield number, slice(max(0, rows.start - first), rows.stop - first)
+    parts = split_by_chunk(rows.start, rows.stop, output.chunk_rows)
+    return pa.concat_arrays([read(number)[part] for number, part in parts])
 
 
 def _resolve_output_name(output: Output, name: str | None) -> str:
@@ -247,11 +242,10 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     (1, 100)
     """
     scores, receipts = completion.open_complete(locate(path))
-    read = (
-        _make_parquet_block_reader(scores, output)
-        if scores.is_table
-        else _make_zarr_block_reader(scores, receipts, output)
-    )
+    if scores.is_table:
+        read = _make_parquet_block_reader(scores, output)
+    else:
+        read = _make_zarr_block_reader(scores, receipts, output)
     return prefetch(partial(read, receipts[number]) for number in range(scores.n_chunks))
 
 

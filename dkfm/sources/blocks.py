@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from dkfm.core.chunking import split_by_part
 from dkfm.core.frames import column_names
 from dkfm.core.rows import Array, as_float64, as_rows_allow_nonfinite
 from dkfm.errors import InvalidInputError
@@ -89,13 +90,7 @@ class BlockRows(DenseRows):
     def _split(self, rows: slice) -> list[tuple[int, slice]]:
         """Return the blocks that contain some rows, each with its part of them as a slice."""
         start, stop, _ = rows.indices(self.shape[0])
-        number, parts = int(np.searchsorted(self.first_rows, start, side="right")) - 1, []
-        while start < stop:
-            first, end = self.first_rows[number], min(stop, self.first_rows[number + 1])
-            if start < end:
-                parts.append((number, slice(start - first, end - first)))
-            start, number = max(start, end), number + 1
-        return parts
+        return list(split_by_part(start, stop, self.first_rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import is_at_most_half_chunk
+from dkfm.core.chunking import is_at_most_half_chunk, split_by_chunk
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 
@@ -42,10 +42,9 @@ def read_rows_caching_chunks(
     if rows.stop <= rows.start or not is_at_most_half_chunk(rows.stop - rows.start, chunk_rows):
         return read(rows)
     parts = []
-    for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):
-        first = chunk * chunk_rows
-        part = slice(max(0, rows.start - first), min(chunk_rows, rows.stop - first))
-        parts.append(read_cached_part((*key, chunk), partial(read, slice(first, first + chunk_rows)), part))
+    for chunk, part in split_by_chunk(rows.start, rows.stop, chunk_rows):
+        whole = slice(chunk * chunk_rows, (chunk + 1) * chunk_rows)
+        parts.append(read_cached_part((*key, chunk), partial(read, whole), part))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from dkfm.core.chunking import split_by_part
 from dkfm.core.frames import validate_columns_argument
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
@@ -145,7 +146,7 @@ class ParquetSource(DenseRows):
         start, stop, _ = rows.indices(self.shape[0])
         values = np.empty((max(0, stop - start), self.shape[1]), self._decoded_dtype(table))
         whole: list[tuple[int, Array]] = []
-        for group, part in row_groups.split_by_group(table, start, stop):
+        for group, part in split_by_part(start, stop, table.first_rows):
             group_rows = table.group_slice(group)
             out = values[group_rows.start + part.start - start : group_rows.start + part.stop - start]
             if len(out) == group_rows.stop - group_rows.start:

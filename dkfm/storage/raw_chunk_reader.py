@@ -12,7 +12,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import count_tiles, row_slice
+from dkfm.core.chunking import split_by_chunk
 from dkfm.files.local import open_plain
 from dkfm.storage import store_metadata
 from dkfm.storage.array_metadata_checks import CRC_BYTES
@@ -93,16 +93,8 @@ def _split_by_chunks(start: int, stop: int, length: int) -> list[tuple[int, slic
     >>> _split_by_chunks(3, 8, 5)
     [(0, slice(0, 2, None), slice(3, 5, None)), (1, slice(2, 5, None), slice(0, 3, None))]
     """
-    chunks = [row_slice(number, stop, length) for number in range(start // length, count_tiles(stop, length))]
-    firsts = [max(start, chunk.start) for chunk in chunks]
-    return [
-        (
-            chunk.start // length,
-            slice(first - start, chunk.stop - start),
-            slice(first - chunk.start, chunk.stop - chunk.start),
-        )
-        for first, chunk in zip(firsts, chunks, strict=True)
-    ]
+    parts = ((number, number * length - start, part) for number, part in split_by_chunk(start, stop, length))
+    return [(number, slice(shift + part.start, shift + part.stop), part) for number, shift, part in parts]
 
 
 def _read_part(

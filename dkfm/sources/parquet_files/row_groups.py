@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from dkfm.core.chunking import row_slices
+from dkfm.core.chunking import row_slices, split_by_part
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.sources.parquet_files.layout import OpenedFile, TableLayout, open_parquet_file
@@ -101,20 +101,11 @@ def _count_columns_per_pass(rows: int) -> int:
     return max(1, _VALUES_PER_PASS // max(1, rows))
 
 
-def split_by_group(table: TableLayout, start: int, stop: int) -> Iterator[tuple[int, slice]]:
-    """Yield the row groups that contain the rows from `start` to `stop`, each with its part of them as a slice."""
-    while start < stop:
-        group = table.find_group(start)
-        group_rows = table.group_slice(group)
-        yield group, slice(start - group_rows.start, min(stop, group_rows.stop) - group_rows.start)
-        start = group_rows.stop
-
-
 def read_ids(table: TableLayout, start: int, stop: int, column: str) -> "pa.Array":
     """Return the ids of the rows from `start` to `stop`; raise an InvalidInputError if they are longer than ids."""
     parts: list[pa.Array] = []
     remaining = _IDS_BYTES + _ID_BYTES * (stop - start)
-    for group, part in split_by_group(table, start, stop):
+    for group, part in split_by_part(start, stop, table.first_rows):
         if table.partition_ids is not None:
             value = table.partition_ids[int(table.file_indices[group])]
             parts.append(pa.array([value], pa.string()).take(pa.array(np.zeros(part.stop - part.start, np.int64))))
