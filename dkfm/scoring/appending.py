@@ -21,6 +21,7 @@ from dkfm.sources.base import Source
 from dkfm.sources.parquet_files.journal import (
     FileStat,
     StoredNames,
+    file_names,
     find_new_files,
     read_file_stats,
     read_finished_count,
@@ -58,31 +59,31 @@ class FromFiles(Protocol):
 
 
 @dataclass(frozen=True)
+class ScoredFiles:
+    """Files that an output has scored, and after which a job appends others."""
+
+    stats: tuple[FileStat, ...]
+    """Name, size and time of change, or stamp, of each file."""
+    state: str
+    """State of these files; see `dkfm.files.change_detection`. Empty if there are none."""
+    n_finished: int
+    """Number of the first of them, which a finished output has scored."""
+    finished_state: str
+    """State of those."""
+    replaces_others: bool
+    """Whether the output, unfinished, noted other files after these, of which some have changed or are gone."""
+
+
+@dataclass(frozen=True)
 class InputFiles:
     """Files of a table that a job scores."""
 
     stats: tuple[FileStat, ...]
     """Name, size and time of change, or stamp, of each file, in the order of the rows."""
-    n_known: int | None = None
-    """Number of the first files, which the existing output has scored; None if it did not note its files."""
-    known_stamp: str = ""
-    """State of these files; see `dkfm.files.change_detection`."""
-    replaces: bool = False
-    """Whether an unfinished output noted other files after these, of which some have changed or are gone."""
-    n_finished: int = 0
-    """Number of the first files that a finished output has scored."""
-    finished_stamp: str = ""
-    """State of these files."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the files."""
-        return tuple(name for name, _, _ in self.stats)
-
-    @property
-    def has_new(self) -> bool:
-        """Whether the files are others than those that the existing output scores."""
-        return self.n_known is not None and (self.n_known < len(self.stats) or self.replaces)
+    are_noted: bool = False
+    """Whether the existing output has noted its files."""
+    scored: ScoredFiles | None = None
+    """The first files, if the existing output has scored them and the job appends the others; else None."""
 
 
 def order_input_files(source: Source, existing: Output | None, append: bool) -> tuple[Source, InputFiles | None]:
@@ -113,41 +114,51 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
                 f"append (--append) scores the files that are new in a folder of Parquet, and {source.name} is none."
             )
         return source, None
-    stored = None if existing is None else _read_stored(existing)
-    if stored is None:
-        is_grown = existing is not None and existing.input["stamp"] != digest_file_stats(found)
-        if append and existing is not None and is_grown:
+    noted = None if existing is None else _read_noted(existing)
+    if existing is None or noted is None:
+        if append and existing is not None and existing.input["stamp"] != digest_file_stats(found):
             raise StoreExistsError(
                 f"{existing.root} did not note the files of its input, so that none can be appended; replace it with "
                 "overwrite=True (--overwrite)."
             )
         files = InputFiles(tuple(found))
-        return (source.with_files(files.names) if append else source), files
-    known, n_finished = stored, len(stored)
-    if append and existing is not None and not existing.has_marker:
-        noted = read_finished_count(existing.output_location, existing.creation_id)
-        n_finished = n_finished if noted is None else noted
-        known = stored if set(stored) <= set(found) else stored[:n_finished]
-    names = tuple(name for name, _, _ in known)
+        return (source.with_files(file_names(found)) if append else source), files
     if append:
-        replaces, stored = len(known) < len(stored), [*known, *find_new_files(known, found, source.name)]
-    elif sorted(names) != [name for name, _, _ in found] or list(names) == sorted(names):
-        return source, InputFiles(tuple(found), len(found))
-    else:  # the same files, in the order of the output, whether they have changed or not
-        present = {stats[0]: stats for stats in found}
-        replaces, stored = False, [present[name] for name in names]
-    known_stamp, finished_stamp = (
-        replace(source.table_files, names=some).stamp(include_ctime=True) if some else ""
-        for some in (names, names[:n_finished])
-    )
-    files = InputFiles(tuple(stored), len(names), known_stamp, replaces, n_finished, finished_stamp)
-    ordered = source.with_files(files.names)
-    if not ordered.is_opening_valid(digest_file_stats(sorted(stored))):
+        files = _find_files_to_append(source.table_files, existing, noted, found)
+    else:
+        names = list(file_names(noted))
+        if sorted(names) != [*file_names(found)] or names == sorted(names):
+            return source, InputFiles(tuple(found), are_noted=True)
+        present = {stats[0]: stats for stats in found}  # the same files, whether they have changed or not
+        files = InputFiles(tuple(present[name] for name in names), are_noted=True)
+    ordered = source.with_files(file_names(files.stats))
+    if not ordered.is_opening_valid(digest_file_stats(sorted(files.stats))):
         raise InvalidInputError(f"{source.name} changed while it was opened; run the job again.")
     return ordered, files
 
 
-def _read_stored(output: Output) -> list[FileStat] | None:
+def _find_files_to_append(
+    table: TableFiles, existing: Output, noted: list[FileStat], found: list[FileStat]
+) -> InputFiles:
+    """Return the files that an output noted, and after them those that are new."""
+    known, n_finished = noted, len(noted)
+    if not existing.has_marker:
+        count = read_finished_count(existing.output_location, existing.creation_id)
+        n_finished = n_finished if count is None else count
+        if not set(noted) <= set(found):
+            known = noted[:n_finished]
+    stats, replaces_others = (*known, *find_new_files(known, found, str(table))), len(known) < len(noted)
+    if len(known) == len(stats) and not replaces_others:
+        return InputFiles(stats, are_noted=True)
+    names = file_names(known)
+    state, finished_state = (
+        replace(table, names=some).stamp(include_ctime=True) if some else "" for some in (names, names[:n_finished])
+    )
+    scored = ScoredFiles(tuple(known), state, n_finished, finished_state, replaces_others)
+    return InputFiles(stats, are_noted=True, scored=scored)
+
+
+def _read_noted(output: Output) -> list[FileStat] | None:
     """Return the files that an output noted; None if it noted none.
 
     Raises
@@ -155,17 +166,17 @@ def _read_stored(output: Output) -> list[FileStat] | None:
     DamagedStoreError
         They were not in the order of their names, and are lost.
     """
-    stored, order = read_file_stats(output.output_location, output.creation_id), output.settings.get(_ORDER)
-    if order is not None and (stored is None or _digest_order(stored) != order):
+    noted, order = read_file_stats(output.output_location, output.creation_id), output.settings.get(_ORDER)
+    if order is not None and (noted is None or _digest_order(noted) != order):
         raise DamagedStoreError(
             f"{output.root} has lost the order of the files of its input; replace it with overwrite=True (--overwrite)."
         )
-    return stored
+    return noted
 
 
 def _digest_order(stats: Sequence[FileStat]) -> str:
     """Return a digest of the names of files in their order."""
-    return hashlib.sha256("\0".join(name for name, _, _ in stats).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256("\0".join(file_names(stats)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def may_enlarge_chunks(existing: Output, chunk_rows: int) -> bool:
@@ -203,14 +214,15 @@ def find_reusable_chunks(
     StoreExistsError
         The existing output is of another job.
     """
-    if files is None or not files.has_new:
+    scored = None if files is None else files.scored
+    if scored is None:
         is_other = existing.describe_difference(requested) is not None
         output_store.require_same_job(existing, requested, _describe_new_files(source, existing) if is_other else "")
         receipts = {receipt.chunk: receipt for receipt in completion.load_receipts(existing, state)[0]}
         return [], existing.n_chunks - len(completion.find_chunks_to_score(existing, receipts))
     chunk_rows = existing.chunk_rows
     is_one_chunk = requested.rows == requested.chunk_rows < chunk_rows  # so few rows are left
-    if (files.replaces and is_one_chunk) or may_enlarge_chunks(existing, requested.chunk_rows):
+    if (scored.replaces_others and is_one_chunk) or may_enlarge_chunks(existing, requested.chunk_rows):
         chunk_rows = requested.chunk_rows
     extended = replace(
         existing,
@@ -220,29 +232,36 @@ def find_reusable_chunks(
         settings={**existing.settings, "chunk_rows": str(chunk_rows)},
     )
     output_store.require_same_job(extended, requested)
-    full = _count_known_rows(existing, source, files) // chunk_rows if chunk_rows == existing.chunk_rows else 0
-    if files.replaces:
+    full = 0
+    if chunk_rows == existing.chunk_rows:
+        full = _count_known_rows(existing, source, scored) // chunk_rows
+    if scored.replaces_others:
         warn_caller(
             f"Files of {source.name} have changed, or are gone, since {existing.root} was left unfinished; the rows "
-            f"after those of its first {files.n_known:,} files are scored again."
+            f"after those of its first {len(scored.stats):,} files are scored again."
         )
-    known, is_finished = completion.load_receipts(existing, files.known_stamp)
-    if is_finished and marker.read_input_stamp(existing) not in ("", files.known_stamp):
+    kept = _find_full_chunks(existing, source.name, scored, full)
+    return kept, len(kept)
+
+
+def _count_known_rows(existing: Output, source: Source, scored: ScoredFiles) -> int:
+    """Return the number of rows of the files that an output has scored and that have not changed since."""
+    if not scored.replaces_others or not isinstance(source, FromFiles):
+        return existing.rows
+    names = file_names(scored.stats)
+    return source.with_files(names).shape[0] if names else 0
+
+
+def _find_full_chunks(existing: Output, source_name: str, scored: ScoredFiles, full: int) -> list[ChunkReceipt]:
+    """Return receipts of the first `full` chunks; none, with a warning, if the files have changed since."""
+    known, is_finished = completion.load_receipts(existing, scored.state)
+    if is_finished and marker.read_input_stamp(existing) not in ("", scored.state):
         known = []
         warn_caller(
-            f"{source.name} was copied or written to since the chunks of {existing.root} were scored; they are scored "
+            f"{source_name} was copied or written to since the chunks of {existing.root} were scored; they are scored "
             "again."
         )
-    kept = {receipt.chunk: receipt for receipt in known if receipt.chunk < full}
-    return list(kept.values()), len(kept)
-
-
-def _count_known_rows(existing: Output, source: Source, files: InputFiles) -> int:
-    """Return the number of rows of the files that an existing output scored and that have not changed since."""
-    if not files.replaces or not isinstance(source, FromFiles):
-        return existing.rows
-    names = files.names[: files.n_known]
-    return source.with_files(names).shape[0] if names else 0
+    return list({receipt.chunk: receipt for receipt in known if receipt.chunk < full}.values())
 
 
 def _describe_new_files(source: Source, existing: Output) -> str:
@@ -261,7 +280,12 @@ def _describe_new_files(source: Source, existing: Output) -> str:
 
 
 def extend_output(
-    existing: Output, requested: Output, kept: list[ChunkReceipt], files: InputFiles, state: str
+    existing: Output,
+    requested: Output,
+    kept: list[ChunkReceipt],
+    stats: Sequence[FileStat],
+    scored: ScoredFiles,
+    state: str,
 ) -> Output:
     """Make an output one that has the rows of new files too, unfinished; return it with its new id.
 
@@ -273,8 +297,10 @@ def extend_output(
         Output of all files.
     kept : list of ChunkReceipt
         Receipts of chunks that stay.
-    files : InputFiles
-        All files.
+    stats : sequence of (str, int, int or str)
+        Name, size and time of change, or stamp, of each of all files.
+    scored : ScoredFiles
+        The first files.
     state : str
         State of all files; see `dkfm.files.change_detection`.
 
@@ -286,23 +312,24 @@ def extend_output(
     # Drivers that are started together with the same files make the same id.
     words = f"{existing.creation_id} {requested.input['stamp']} {requested.chunk_rows}"
     settings = dict(requested.settings)
-    if sorted(files.names) != list(files.names):
-        settings[_ORDER] = _digest_order(files.stats)
+    names = list(file_names(stats))
+    if names != sorted(names):
+        settings[_ORDER] = _digest_order(stats)
     extended = replace(requested, settings=settings, creation_id=hashlib.sha256(words.encode()).hexdigest()[:32])
     current = output_store.find_output(existing.root)
     if current is not None and current.creation_id == extended.creation_id:
         return current
     output_store.require_not_replaced(existing.root, existing.creation_id)
     former = [name for name in existing.output_location.list_files() if name.startswith(f"{store_metadata.JOURNAL}/")]
-    write_file_stats(existing.output_location, extended.creation_id, files.stats, files.n_finished)
-    if files.n_known == files.n_finished and not files.replaces:  # it is finished: this is noted before its marker goes
-        known = files.stats[: files.n_finished]
-        write_file_stats(existing.output_location, existing.creation_id, known, files.n_finished)
+    write_file_stats(existing.output_location, extended.creation_id, stats, scored.n_finished)
+    if len(scored.stats) == scored.n_finished and not scored.replaces_others:
+        # It is finished: this is noted before its marker goes.
+        write_file_stats(existing.output_location, existing.creation_id, scored.stats, scored.n_finished)
     # The last of these serves a run that finds the new files changed, or gone.
     for creation_id, of in (
-        (existing.creation_id, files.known_stamp),
+        (existing.creation_id, scored.state),
         (extended.creation_id, state),
-        (extended.creation_id, files.finished_stamp),
+        (extended.creation_id, scored.finished_state),
     ):
         _write_receipts(existing, kept, creation_id, of)
     completion.remove_marker(existing)
@@ -329,9 +356,8 @@ def restore_file_order(source: Source, output: Output) -> Source:
     """Return a source that reads its files in the order in which an output scored them, without those that are new."""
     if not isinstance(source, FromFiles):
         return source
-    names = tuple(name for name, _, _ in _read_stored(output) or ())
-    found = [name for name, _, _ in source.table_files.list_stats()]
-    if not names or found in ([""], list(names)):
+    names, found = file_names(_read_noted(output) or ()), file_names(source.table_files.list_stats())
+    if not names or found in (("",), names):
         return source
     if missing := set(names).difference(found):
         raise InvalidInputError(f"{source.name} has no {min(missing)}, whose rows {output.root} scores.")

@@ -112,7 +112,7 @@ class ScoringJob:
     @property
     def appends(self) -> bool:
         """Whether rows of new files are appended to the existing output."""
-        return self.existing_output is not None and self.files is not None and self.files.has_new
+        return self.existing_output is not None and self.files is not None and self.files.scored is not None
 
     def make_task_arguments(
         self, output: Output, requirements: WorkerRequirements | None = None
@@ -131,16 +131,7 @@ def open_job(
     model: "str | Path | Savable", source: object, request: JobRequest, client: "Client | None"
 ) -> Iterator[ScoringJob]:
     """Yield a checked and planned job; temporary copies of its inputs live as long. The destination is not changed."""
-    if request.on_invalid not in ("raise", "nan"):
-        raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
-    if request.append and request.overwrite:
-        raise InvalidInputError(
-            "append keeps the output and overwrite replaces it; overwrite alone writes one to which later jobs append."
-        )
-    chunk_rows = request.chunk_rows
-    if chunk_rows is not None:
-        chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")
-    target, client = locate(request.destination), find_client(client)
+    chunk_rows, target, client = _check_request(request), locate(request.destination), find_client(client)
     require_no_foreign_suffix(target, "output", allow_parquet=True)
     if isinstance(model, Savable):
         trusted = serialization.function_paths(model.kernel_)
@@ -159,31 +150,46 @@ def open_job(
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
         given, files = appending.order_input_files(given, existing, request.append)
-        appends = files is not None and files.has_new
         with change_detection.watch(given) as watch, ensure_rows_on_disk(given, client) as shared:
             stamp = _read_unchanged_stamp(given)
-            if existing is not None and chunk_rows is None and not appends:
-                chunk_rows = existing.chunk_rows
             choose = partial(_choose_plan, record.model, names, shared, client, executor.threads, _count_copies(target))
-            plan = choose(chunk_rows)
-            if existing is not None and chunk_rows is None and not may_enlarge_chunks(existing, plan.chunk_rows):
-                plan = choose(existing.chunk_rows)
-            if request.chunk_rows is not None and plan.has_small_chunks:
+            appends = files is not None and files.scored is not None
+            plan = choose(chunk_rows) if chunk_rows is not None else _plan_for_output(choose, existing, appends)
+            if chunk_rows is not None and plan.has_small_chunks:
                 _warn_about_small_chunks(plan)
-            remote = parse_remote(model)
-            name = str(path) if remote is None else remote.redacted_url
-            output = _build_output(target, name, record, names, given, stamp, plan, request)
+            place = parse_remote(model) or path
+            output = _build_output(target, str(place), record, names, given, stamp, plan, request)
             kept: list[ChunkReceipt] = []
             if existing is not None:
                 kept, done = appending.find_reusable_chunks(existing, output, given, files, watch.stamp_with_ctime)
                 plan = replace(plan, done=done)
-            where = str(path) if remote is None else remote.url
+            where = str(path) if isinstance(place, Path) else place.url
             # A model of an estimator is in memory already; user functions and a store may change between jobs.
             keeps = not (isinstance(model, Savable) or trusted or plan.streamed)
             yield ScoringJob(
                 *(where, record, trusted, keeps, watch, shared, plan, output, existing, files, kept),
                 *(request.overwrite, executor),
             )
+
+
+def _check_request(request: JobRequest) -> int | None:
+    """Check arguments that need no model and no rows; return the requested rows of a chunk."""
+    if request.on_invalid not in ("raise", "nan"):
+        raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
+    if request.append and request.overwrite:
+        raise InvalidInputError(
+            "append keeps the output and overwrite replaces it; overwrite alone writes one to which later jobs append."
+        )
+    return None if request.chunk_rows is None else chunking.require_count(request.chunk_rows, "chunk_rows")
+
+
+def _plan_for_output(choose: Callable[[int | None], Plan], existing: Output | None, appends: bool) -> Plan:
+    """Plan a job in chunks of the existing output, except where it is scored anew in larger ones."""
+    if existing is None:
+        return choose(None)
+    if appends and may_enlarge_chunks(existing, (plan := choose(None)).chunk_rows):
+        return plan
+    return choose(existing.chunk_rows)
 
 
 def _read_unchanged_stamp(given: Source) -> str:

@@ -150,10 +150,11 @@ def _require_seconds(stall_timeout: object) -> None:
 def _open_or_create_output(job: ScoringJob) -> Output | None:
     """Return the existing output of a job, or create it; return None if another process has just created it."""
     existing, files = job.existing_output, job.files
-    if existing is not None and files is not None and job.appends:
-        return appending.extend_output(existing, job.output, job.kept_receipts, files, job.input_watch.stamp_with_ctime)
+    if existing is not None and files is not None and files.scored is not None:
+        state = job.input_watch.stamp_with_ctime
+        return appending.extend_output(existing, job.output, job.kept_receipts, files.stats, files.scored, state)
     if existing is not None:
-        if files is not None and files.n_known is None:
+        if files is not None and not files.are_noted:
             write_file_stats(existing.output_location, existing.creation_id, files.stats, len(files.stats))
         return existing
     try:

@@ -21,6 +21,11 @@ _FILES_PER_SEGMENT = 512
 """Files whose names are in one segment, which is read at once."""
 
 
+def file_names(stats: Sequence[FileStat]) -> tuple[str, ...]:
+    """Return the names of files in their order."""
+    return tuple(name for name, _, _ in stats)
+
+
 @dataclass(frozen=True)
 class StoredNames:
     """Names of files that are stored in an output.
@@ -47,7 +52,7 @@ class StoredNames:
         stats = read_file_stats(output_at(self.root), self.output_id)
         if stats is None:
             raise DamagedStoreError(f"{self.root} has lost the names of the files of its input.")
-        return tuple(name for name, _, _ in stats)
+        return file_names(stats)
 
 
 def write_file_stats(location: OutputLocation, output: str, stats: Sequence[FileStat], n_finished: int = 0) -> None:
@@ -88,7 +93,7 @@ def read_file_stats(location: OutputLocation, output: str) -> list[FileStat] | N
         except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
             return None
         stats, number = stats + part, number + 1
-    return stats if len(stats) == total and len({name for name, _, _ in stats}) == total else None
+    return stats if len(stats) == total and len({*file_names(stats)}) == total else None
 
 
 def read_finished_count(location: OutputLocation, output: str) -> int | None:
@@ -154,5 +159,5 @@ def find_new_files(known: Sequence[FileStat], found: Sequence[FileStat], where: 
                 f"{where}/{name} has changed since it was scored; new files alone can be appended: score all files "
                 "again with overwrite=True (--overwrite)."
             )
-    names = {name for name, _, _ in known}
+    names = {*file_names(known)}
     return sorted(stats for stats in found if stats[0] not in names)
