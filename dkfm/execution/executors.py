@@ -166,7 +166,9 @@ class ClientExecutor:
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
         """Start a task; `workers`, if given, are the only ones that may run it."""
-        allowed = self._select_next_workers(self._fit if workers is None and self._unfit else workers or ())
+        if workers is None:
+            workers = self._fit if self._unfit else ()
+        allowed = self._select_next_workers(workers)
         if allowed:
             self._allowed[key] = allowed
         future = self.client.submit(function, *arguments, key=key, pure=False, workers=list(allowed) or None)
@@ -198,8 +200,6 @@ class ClientExecutor:
 
     def wait_for_task(self, timeout: float) -> FinishedTask | None:
         """Return the next task that finishes; None if none does within `timeout` seconds."""
-        from distributed import KilledWorker
-
         try:
             future, value = self._done.get(timeout=timeout)
         except Empty:
@@ -207,15 +207,7 @@ class ClientExecutor:
         if future.key not in self._pending:
             return None
         if future.status == "error":
-            error = future.exception(timeout=_GATHER_TIMEOUT)
-            if isinstance(error, KilledWorker):
-                error = WorkerDiedError(f"The workers died that ran the task {future.key[1]}.")
-            elif isinstance(error, RuntimeError) and "deserialization of the task graph" in str(error):
-                cause = extract_reason(error.__cause__ or error)
-                error = ClusterError(
-                    f"The scheduler cannot read a task ({cause}); it needs the modules that tasks name, in the same "
-                    "versions."
-                )
+            error = _translate_task_error(future.exception(timeout=_GATHER_TIMEOUT), future.key)
             return self._pop_task(future.key, None, error)
         if future.status == "cancelled":
             raise ClusterError("The scheduler is gone, and all that it was to do.")
@@ -277,6 +269,20 @@ class ClientExecutor:
         pending, self._pending = list(self._pending.values()), {}
         if pending and wait and self.client.status == "running":
             self.client.cancel(pending)
+
+
+def _translate_task_error(error: BaseException | None, key: Key) -> BaseException | None:
+    """Return the error of a task, as one of dkfm's where the cluster is at fault."""
+    from distributed import KilledWorker
+
+    if isinstance(error, KilledWorker):
+        return WorkerDiedError(f"The workers died that ran the task {key[1]}.")
+    if isinstance(error, RuntimeError) and "deserialization of the task graph" in str(error):
+        cause = extract_reason(error.__cause__ or error)
+        return ClusterError(
+            f"The scheduler cannot read a task ({cause}); it needs the modules that tasks name, in the same versions."
+        )
+    return error
 
 
 @contextmanager

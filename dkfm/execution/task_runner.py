@@ -110,14 +110,24 @@ def run_tasks(
         return _Run(executor, name, function, finish, idle, total, stall_seconds).run_all(tasks)
 
 
-_NumberedTask = tuple[int, tuple[object, ...]]
-"""Number and arguments of a task."""
+@dataclass
+class _Task:
+    """A task without a result so far."""
+
+    arguments: tuple[object, ...]
+    copies: int = 0
+    """Number of copies that were started.
+
+    Each run of a task is a copy with a key of its own: a cluster may still have the outcome of an earlier key.
+    """
+    running: int = 0
+    """Number of these copies that have not ended."""
 
 
-def _number_tasks(tasks: Iterable[tuple[object, ...] | None]) -> Iterator[_NumberedTask | None]:
+def _number_tasks(tasks: Iterable[tuple[object, ...] | None]) -> Iterator[tuple[int, _Task] | None]:
     number = 0
     for arguments in tasks:
-        yield None if arguments is None else (number, arguments)
+        yield None if arguments is None else (number, _Task(arguments))
         number += arguments is not None
 
 
@@ -136,15 +146,10 @@ class _Run(Generic[R]):
     ) -> None:
         self._executor, self._name, self._function = executor, f"{name}-{uuid.uuid4().hex}", function
         self._finish, self._idle, self._total, self._stall = finish, idle, total, stall
-        self._open: dict[int, tuple[object, ...]] = {}
-        self._copies: dict[int, int] = {}
-        """Number of copies of each open or suspected task that were started.
-
-        Each run of a task is a copy with a key of its own: a cluster may still have the outcome of an earlier key.
-        """
-        self._running: dict[int, int] = {}
-        """Number of these copies that have not ended."""
-        self._suspects: dict[int, tuple[object, ...]] = {}
+        self._open: dict[int, _Task] = {}
+        """Tasks that run, by number."""
+        self._suspects: dict[int, _Task] = {}
+        """Tasks whose workers died; they run again, alone."""
         self._done = 0
         self._last_result = self._last_check = time.monotonic()
         self._tally = Tally()
@@ -157,30 +162,30 @@ class _Run(Generic[R]):
             if is_waiting and not self._suspects:
                 raise AssertionError("A task waits for the result of a task that was not read before it.")
             suspects, self._suspects = self._suspects, {}
-            for number, arguments in sorted(suspects.items()):
-                if self._rerun_and_check_fatal(number, arguments):
+            for number in sorted(suspects):
+                if self._rerun_and_check_fatal(number, suspects[number]):
                     self._tally.fatal_task_numbers.append(number)
         return self._tally
 
-    def _rerun_and_check_fatal(self, number: int, arguments: tuple[object, ...]) -> bool:
+    def _rerun_and_check_fatal(self, number: int, task: _Task) -> bool:
         """Run a task alone, a few times if necessary; return whether its workers died each time."""
         for _ in range(_ISOLATED_RETRIES):
             self._tally.retries += 1
-            self._run_window(iter([(number, arguments)]))
+            self._run_window(iter([(number, task)]))
             if self._suspects.pop(number, None) is None:
                 return False
         return True
 
-    def _run_window(self, numbered: Iterator[_NumberedTask | None]) -> bool:
+    def _run_window(self, numbered: Iterator[tuple[int, _Task] | None]) -> bool:
         """Run tasks until none is open; return whether there are others, which wait for a suspected one."""
         while True:
             window = _TASKS_PER_THREAD * self._executor.threads
             is_waiting = False
-            for task in islice(numbered, max(0, window - len(self._open))):
-                if is_waiting := task is None:
+            for entry in islice(numbered, max(0, window - len(self._open))):
+                if is_waiting := entry is None:
                     break
-                self._open[task[0]] = task[1]
-                self._start(task[0])
+                number, self._open[number] = entry
+                self._start(number)
             if not self._open:
                 return is_waiting
             finished = self._executor.wait_for_task(_IDLE_AFTER)
@@ -192,48 +197,42 @@ class _Run(Generic[R]):
                 self._check_health()
 
     def _start(self, number: int, workers: Iterable[str] | None = None) -> None:
-        copy = self._copies.get(number, 0)
-        self._copies[number], self._running[number] = copy + 1, self._running.get(number, 0) + 1
-        self._executor.submit((self._name, number, copy), self._function, *self._open[number], workers=workers)
+        task = self._open[number]
+        key = self._name, number, task.copies
+        task.copies, task.running = task.copies + 1, task.running + 1
+        self._executor.submit(key, self._function, *task.arguments, workers=workers)
 
     def _handle(self, finished: FinishedTask) -> None:
         name, number, _ = finished.key
         if name != self._name:
             return  # a task of an earlier run on this executor
-        self._last_result, error = time.monotonic(), finished.error
-        self._running[number] -= 1
-        if number not in self._open:
+        self._last_result, error, task = time.monotonic(), finished.error, self._open.get(number)
+        if task is None:  # another copy was faster
             self._tally.duplicates += error is None
-            if not self._running[number]:
-                del self._running[number]
-        elif error is None:
-            self._remove_open_task(number)
-            del self._copies[number]
+            return
+        task.running -= 1
+        if error is None:
+            del self._open[number]
             self._done += 1
             self._finish(cast("R", finished.value))
-        elif self._running[number]:
+        elif task.running:
             return  # another copy of the task is running
         elif isinstance(error, WorkerDiedError):
-            self._suspects[number] = self._remove_open_task(number)
+            self._suspects[number] = self._open.pop(number)
         elif isinstance(error, UnfitWorkerError) and self._executor.exclude_worker(error):
             self._start(number)
-        elif isinstance(error, UnreachableError) and self._copies[number] < _MAX_ATTEMPTS:
+        elif isinstance(error, UnreachableError) and task.copies < _MAX_ATTEMPTS:
             self._tally.retries += 1
             self._start(number)
         else:
             raise error
-
-    def _remove_open_task(self, number: int) -> tuple[object, ...]:
-        if not self._running[number]:
-            del self._running[number]
-        return self._open.pop(number)
 
     def _check_health(self) -> None:
         """Start copies of stuck tasks on other workers; raise a StalledError after too long a silence."""
         health = self._executor.update_health()
         self._last_check = time.monotonic()
         for number in {key[1] for key in health.stuck_tasks}:
-            if health.running_addresses and number in self._open and self._running[number] == 1:
+            if health.running_addresses and number in self._open and self._open[number].running == 1:
                 self._tally.retries += 1
                 self._start(number, health.running_addresses)
         if self._stall is None and health.answers and health.running_addresses:
