@@ -8,7 +8,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -251,20 +251,15 @@ def score(
     input: str,  # noqa: A002  # click names the argument after what the user reads
     output: str,
     names: str | None,
-    on_invalid: str,
-    chunk_rows: int | None,
     columns: str | None,
-    id_column: str | None,
     stall_timeout: float,
     dry_run: bool,
-    overwrite: bool,
-    append: bool,
     as_json: bool,
-    trusted: tuple[str, ...],
     progress: bool,
     scheduler: str | None,
     wait_for_workers: float | None,
     page: str | None,
+    **options: Any,  # those of `plan_score`, which click checks
 ) -> None:
     """Score the rows of INPUT with MODEL, write OUTPUT, and resume an OUTPUT that was begun.
 
@@ -274,35 +269,20 @@ def score(
     with process.disable_gc_during_imports():
         from dkfm.scoring.run import batch_score, plan_score
 
-    if append and overwrite:
+    if options["append"] and options["overwrite"]:
         raise click.UsageError("--append keeps OUTPUT; --overwrite alone writes one to which later jobs append.")
-    option_parsing.allow_user_imports(*trusted)
+    option_parsing.allow_user_imports(*options["trusted"])
     option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, model, input, output)
     connection = _connect(scheduler, wait_for_workers, None if dry_run else page)
     with _terminate_as_interrupt(), connection as client:
-        arguments = {
-            "output": option_parsing.parse_list(names),
-            "client": client,
-            "on_invalid": on_invalid,
-            "chunk_rows": chunk_rows,
-            "columns": option_parsing.parse_list(columns),
-            "id_column": id_column,
-            "overwrite": overwrite,
-            "append": append,
-            "trusted": trusted,
-        }
+        options |= {"output": option_parsing.parse_list(names), "columns": option_parsing.parse_list(columns)}
         if dry_run:
-            plan = plan_score(model, input, output, **arguments)  # type: ignore[arg-type]  # a dict of different types
-            _print_plan(plan, as_json)
+            _print_plan(plan_score(model, input, output, client=client, **options), as_json)
             return
+        progress = progress and not logging_options.is_quiet()
         report = batch_score(
-            model,
-            input,
-            output,
-            stall_timeout=stall_timeout,
-            progress=progress and not logging_options.is_quiet(),
-            **arguments,  # type: ignore[arg-type]  # a dict of different types
+            model, input, output, client=client, stall_timeout=stall_timeout, progress=progress, **options
         )
     if as_json:
         print_result(report.to_json())

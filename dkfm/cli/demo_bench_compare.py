@@ -108,38 +108,26 @@ def compare(
     A KERNEL is a name with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784;
     module:name, for a kernel or a function f(X, Y) of your own; or JSON, as dkfm info prints the kernel of a model.
     """
-    from dkfm.files import local
     from dkfm.files.location import locate, require_disjoint
-    from dkfm.kernel_comparison import html_page
     from dkfm.kernel_comparison.compare import compare_kernels
-    from dkfm.plotting.axes import import_pyplot
     from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
 
-    if (labels is None) == (label_column is None):
-        raise click.UsageError("dkfm compare takes --labels, or --label-column of a table; one of them.")
-    if label_column is not None and test_labels is not None:
-        raise click.UsageError("--test-labels belongs to --labels; with --label-column TEST has that column too.")
-    if labels is not None and (test is None) != (test_labels is None):
-        raise click.UsageError("--test and --test-labels belong together; give both or none.")
+    _require_consistent_labels(labels, label_column, test, test_labels)
     option_parsing.require_one_choice_of_columns(columns, exclude_columns)
     option_parsing.require_no_features(columns, id_column=[id_column], label_column=[label_column])
     kernels = [option_parsing.parse_kernel(spec) for spec in specs]
     if html is not None:
-        import_pyplot()
-        local.require_parent_folder(Path(html))
-        html_page.require_replaceable_page(Path(html).resolve())
+        _require_page(Path(html))
     excluded = [*([label_column] if label_column else []), *(option_parsing.parse_list(exclude_columns) or [])]
     features = option_parsing.parse_list(columns)
     rows = open_source(train, columns=features, id_column=id_column, excluded_columns=excluded)
     option_parsing.require_table(exclude_columns, isinstance(rows, NamedColumns), train)
     option_parsing.log_features(rows)
     if html is not None:
-        inputs = [
-            locate(test) if test is not None else None,
-            *(Path(path) for path in (labels, test_labels) if path is not None),
-        ]
-        require_disjoint(Path(html).absolute(), "page", [rows.location, *inputs])
+        files = [Path(path) for path in (labels, test_labels) if path is not None]
+        held_out_place = None if test is None else locate(test)
+        require_disjoint(Path(html).absolute(), "page", [rows.location, held_out_place, *files])
     names = list(rows.columns) if isinstance(rows, NamedColumns) else None
     if names is not None and features is None:
         option_parsing.warn_of_ids(names, id_column)
@@ -168,3 +156,26 @@ def compare(
         result.save_page(html)
     if as_json:  # last: if the page cannot be written, that is what is printed
         print_result(*result.to_json().splitlines())
+
+
+def _require_consistent_labels(
+    labels: str | None, label_column: str | None, test: str | None, test_labels: str | None
+) -> None:
+    """Raise a usage error unless the labels of TRAIN are given once, and those of TEST in the same way."""
+    if (labels is None) == (label_column is None):
+        raise click.UsageError("dkfm compare takes --labels, or --label-column of a table; one of them.")
+    if label_column is not None and test_labels is not None:
+        raise click.UsageError("--test-labels belongs to --labels; with --label-column TEST has that column too.")
+    if labels is not None and (test is None) != (test_labels is None):
+        raise click.UsageError("--test and --test-labels belong together; give both or none.")
+
+
+def _require_page(page: Path) -> None:
+    """Raise unless a page with pictures can be written."""
+    from dkfm.files import local
+    from dkfm.kernel_comparison import html_page
+    from dkfm.plotting.axes import import_pyplot
+
+    import_pyplot()
+    local.require_parent_folder(page)
+    html_page.require_replaceable_page(page.resolve())
