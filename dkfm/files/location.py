@@ -87,16 +87,14 @@ def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
     return remote
 
 
-def stamp(location: Location) -> str:
-    """Return the stamp of a file or an object, or of all files below a location: see `change_detection`."""
-    return digest_path_stats(location) if isinstance(location, Path) else location.compute_tree_stamp()
+def stamp(location: Location, *, include_ctime: bool = False) -> str:
+    """Return the stamp of a file or an object, or of all files below a location; if `include_ctime`, the state.
 
-
-def stamp_with_ctime(location: Location) -> str:
-    """Return the state of a file or of all files below a location; on an object store, the stamp."""
-    return (
-        digest_path_stats(location, include_ctime=True) if isinstance(location, Path) else location.compute_tree_stamp()
-    )
+    `change_detection` describes both; on an object store they are the same.
+    """
+    if isinstance(location, Path):
+        return digest_path_stats(location, include_ctime=include_ctime)
+    return location.compute_tree_stamp()
 
 
 def require_no_foreign_suffix(written: Location, what: str, *, allow_parquet: bool = False) -> None:

@@ -107,7 +107,7 @@ class _Located:
 
     def stamp_with_ctime(self) -> str:
         """Return a digest that also includes times of status change; on an object store it is `stamp`."""
-        return locations.stamp_with_ctime(self.location)
+        return locations.stamp(self.location, include_ctime=True)
 
     def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the source, and the row."""

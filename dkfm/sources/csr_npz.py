@@ -146,7 +146,7 @@ def _stamp(path: Location, *, include_ctime: bool = False) -> str:
     try:
         if is_remote(path):
             return change_detection.digest_file_stats([("", *read_size_and_stamp(path))])  # one object, not a prefix
-        return locations.stamp_with_ctime(path) if include_ctime else locations.stamp(path)
+        return locations.stamp(path, include_ctime=include_ctime)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
 
