@@ -147,9 +147,9 @@ class ParquetSource(DenseRows):
         values = np.empty((max(0, stop - start), self.shape[1]), self._decoded_dtype(table))
         whole: list[tuple[int, Array]] = []
         for group, part in split_by_part(start, stop, table.first_rows):
-            group_rows = table.group_slice(group)
-            out = values[group_rows.start + part.start - start : group_rows.start + part.stop - start]
-            if len(out) == group_rows.stop - group_rows.start:
+            shift = int(table.first_rows[group]) - start
+            out = values[shift + part.start : shift + part.stop]
+            if len(out) == table.count_group_rows(group):
                 whole.append((group, out))
             else:
                 table.group_file(group).require_same()
@@ -192,8 +192,8 @@ class ParquetSource(DenseRows):
 
     def _decode_group(self, group: int) -> Array:
         table = self._layout
-        group_rows = table.group_slice(group)
-        row_groups.require_max_bytes(8 * (group_rows.stop - group_rows.start) * self.shape[1], table, group)
-        values = np.empty((group_rows.stop - group_rows.start, self.shape[1]), self._decoded_dtype(table))
+        rows = table.count_group_rows(group)
+        row_groups.require_max_bytes(8 * rows * self.shape[1], table, group)
+        values = np.empty((rows, self.shape[1]), self._decoded_dtype(table))
         row_groups.decode_into_arrays(table, [(group, values)])
         return values

@@ -76,9 +76,9 @@ class TableLayout:
         """Return the index of the row group that contains a row."""
         return int(np.searchsorted(self.first_rows, row, side="right")) - 1
 
-    def group_slice(self, group: int) -> slice:
-        """Return the rows of a row group, as a slice of the table."""
-        return slice(int(self.first_rows[group]), int(self.first_rows[group + 1]))
+    def count_group_rows(self, group: int) -> int:
+        """Return the number of rows of a row group."""
+        return int(self.first_rows[group + 1] - self.first_rows[group])
 
     def group_file(self, group: int) -> TableFile:
         """Return the file that contains a row group."""

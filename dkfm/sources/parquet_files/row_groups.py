@@ -129,21 +129,17 @@ def _read_batches(
     opened: OpenedFile, table: TableLayout, group: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of columns of a row group, each with the number of its first row in the group."""
-    group_rows = table.group_slice(group)
-    max_bytes = len(columns) * (_COLUMN_BYTES + _VALUE_BYTES * (group_rows.stop - group_rows.start))
-    for first, batch in _read_checked_batches(
-        opened, table, group, columns, max(1, _BATCH_VALUES // len(table.columns)), max_bytes
-    ):
+    max_bytes = len(columns) * (_COLUMN_BYTES + _VALUE_BYTES * table.count_group_rows(group))
+    batch_rows = max(1, _BATCH_VALUES // len(table.columns))
+    for first, batch in _read_checked_batches(opened, table, group, columns, batch_rows, max_bytes):
         yield first, batch.select(columns)  # Arrow returns them in the order of the file
 
 
 def _read_id_batches(table: TableLayout, group: int, column: str) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield ids of a row group as `_read_batches` does; text ids are dictionary arrays."""
-    group_rows = table.group_slice(group)
-    with open_parquet_file(
-        table, group, dictionary_column=column if _has_variable_length(table.id_type) else None
-    ) as opened:
-        max_bytes = _IDS_BYTES + _ID_BYTES * (group_rows.stop - group_rows.start)
+    max_bytes = _IDS_BYTES + _ID_BYTES * table.count_group_rows(group)
+    dictionary_column = column if _has_variable_length(table.id_type) else None
+    with open_parquet_file(table, group, dictionary_column=dictionary_column) as opened:
         yield from _read_checked_batches(opened, table, group, (column,), _ID_ROWS, max_bytes)
 
 
@@ -151,8 +147,8 @@ def _read_checked_batches(
     opened: OpenedFile, table: TableLayout, group: int, columns: tuple[str, ...], batch_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
-    file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_slice(group)
-    rows, first = group_rows.stop - group_rows.start, 0
+    file, number = table.group_file(group), int(table.group_indices[group])
+    rows, first = table.count_group_rows(group), 0
     row_group = opened.parquet.metadata.row_group(number)
     chunks = [row_group.column(opened.column_indices[name]) for name in columns]  # others may be encrypted
     require_max_bytes(_sum_declared_bytes(chunks), table, group, max_bytes)
