@@ -90,21 +90,13 @@ def measure_constants(site: BenchEnvironment, n: int, rows: int, tasks: int, mov
 
 def _measure_value_seconds(site: BenchEnvironment, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
     """Return the CPU seconds, in each round, of a thread for one kernel value and its product with the weights."""
-    seconds: list[list[float]] = []
+    seconds = []
     for _ in range(site.rounds):
-        cpu_seconds: list[float] = []
-        tasks = [(n, columns, rows)] * site.threads
-        run_tasks(
-            executor,
-            "dkfm-bench-loop",
-            _measure_scoring_cpu_seconds,
-            tasks,
-            len(tasks),
-            progress=False,
-            on_result=cpu_seconds.append,
-        )
-        seconds.append(cpu_seconds)
-    return [median(cpu_seconds) / (rows * n) for cpu_seconds in seconds]
+        tasks, found = [(n, columns, rows)] * site.threads, list[float]()
+        measure, count = _measure_scoring_cpu_seconds, len(tasks)
+        run_tasks(executor, "dkfm-bench-loop", measure, tasks, count, progress=False, on_result=found.append)
+        seconds.append(median(found) / (rows * n))
+    return seconds
 
 
 def _measure_scoring_cpu_seconds(n: int, columns: int, rows: int) -> float:
@@ -125,10 +117,8 @@ def _measure_read_and_write_rates(site: BenchEnvironment, bytes_per_thread: int)
     thread_rows = bytes_per_thread // (8 * _WIDE_COLUMNS)
     jobs = {}
     for name, columns, width in (("read", _WIDE_COLUMNS, 1), ("write", 1, _WIDE_COLUMNS)):
-        model, source = (
-            site.save_model(make_random_kernel_pca(2, width, columns)),
-            site.create_random_rows(thread_rows * site.threads, columns),
-        )
+        model = site.save_model(make_random_kernel_pca(2, width, columns))
+        source = site.create_random_rows(thread_rows * site.threads, columns)
         jobs[name] = partial(_score_rows, site.client, model, source, max(1, thread_rows // _CHUNKS_PER_THREAD))
     times = site.time_jobs(jobs)
     read, written = (

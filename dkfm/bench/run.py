@@ -236,9 +236,8 @@ def _measure_growth(address: str | None, folder: Path, sizes: BenchSizes) -> Tab
     for count, n in sizes.growth:
         jobs = []
         for _ in range(sizes.rounds):
-            with _open_environment(
-                address, folder, sizes
-            ) as site:  # a new local cluster: its peak memory is that of one job
+            # A new local cluster: its peak memory is that of one job.
+            with _open_environment(address, folder, sizes) as site:
                 jobs.append(workloads.bench_growth_job(site, n, sizes.components, count))
         rows.append(workloads.summarize_growth(jobs, n, count))
     return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

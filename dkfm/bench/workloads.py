@@ -221,10 +221,8 @@ def _prepare_fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Pa
 
 def bench_dask_overhead(site: BenchEnvironment, n: int, q: int, rows: int) -> Row:
     """Compare scoring on the cluster with scoring on threads of this process."""
-    model, source = (
-        site.save_model(_fit_components(site, q, _normal_rows(n, _COLUMNS))),
-        site.create_random_rows(rows, _COLUMNS),
-    )
+    model = site.save_model(_fit_components(site, q, _normal_rows(n, _COLUMNS)))
+    source = site.create_random_rows(rows, _COLUMNS)
     times = site.time_jobs(
         {"cluster": partial(_score, site.client, model, source), "threads": partial(_score, None, model, source)}
     )

@@ -175,14 +175,13 @@ class NewFile:
         """
         self.file.flush()
         os.fsync(self.file.fileno())
-        if not exclusive:
+        if exclusive:
+            created = _link(self._hidden, self.path)
+        else:
             _rename(self._hidden, self.path)
             created = True
-        else:
-            created = _link(self._hidden, self.path)
-        sync_parent_folders(
-            self.path, self._synced_root
-        )  # also for a file of another task, which may have been killed before it
+        # Also for a file of another task, which may have been killed before it.
+        sync_parent_folders(self.path, self._synced_root)
         return created
 
 

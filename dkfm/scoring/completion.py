@@ -55,11 +55,8 @@ def load_receipts(output: Output, input_stamp: str) -> tuple[list[ChunkReceipt],
 
 def find_chunks_to_score(output: Output, receipts: Mapping[int, ChunkReceipt]) -> list[int]:
     """Return the chunks without a receipt, or with lost or resized files; if none, those with other last bytes."""
-    location, file_names, encode_trailer = (
-        output.output_location,
-        output.format.file_names,
-        output.format.encode_trailer,
-    )
+    location, chunk_format = output.output_location, output.format
+    file_names, encode_trailer = chunk_format.file_names, chunk_format.encode_trailer
     sizes = location.find_file_sizes(name for number in receipts for name in file_names(number))
 
     def has_size(receipt: ChunkReceipt) -> bool:
@@ -99,9 +96,8 @@ def complete_output(output: Output, receipts: Mapping[int, ChunkReceipt], input_
 
 def require_same_output_on_disk(output: Output) -> None:
     """Raise a StoreError unless readers would accept the output, apart from the marker."""
-    existing = output_store.find_output(
-        output.root, check_plain=False
-    )  # `require_no_extra_files` checks for plain files
+    # `require_no_extra_files` checks that files are plain.
+    existing = output_store.find_output(output.root, check_plain=False)
     if existing is None or output_store.describe_output(existing) != output_store.describe_output(output):
         raise StoreError(f"{output.root} was removed, or is another output than the one that was made.")
     require_no_extra_files(output)
@@ -159,11 +155,7 @@ def require_no_extra_files(output: Output) -> None:
 
 def _require_no_extra_names(output: Output, names: Iterable[str]) -> None:
     """Raise a DamagedStoreError unless all names, which are those of no chunk, are names of dkfm's other files."""
-    own = {
-        "arrays": [*output.array_layouts],
-        "kind": "scores",
-        "form": output.settings.get("form"),
-    }
+    own = {"arrays": [*output.array_layouts], "kind": "scores", "form": output.settings.get("form")}
     for name in names:
         if own_files.find_foreign_name([name], own) or store_metadata.is_chunk_name(name):
             raise DamagedStoreError(

@@ -89,11 +89,9 @@ class Output:
             entry.output: ((self.rows, entry.width), (self.chunk_rows, entry.width), entry.dtype)
             for entry in self.columns
         }
-        return (
-            layouts
-            if self.ids is None
-            else layouts | {self.ids.name: ((self.rows,), (self.chunk_rows,), self.ids.dtype)}
-        )
+        if self.ids is not None:
+            layouts[self.ids.name] = (self.rows,), (self.chunk_rows,), self.ids.dtype
+        return layouts
 
     @property
     def is_table(self) -> bool:

@@ -278,9 +278,8 @@ def _plan(
     extra += row_bytes * write_copies.chunk_copies * chunk_rows
     group_rows = max(piece_rows, min(chunk_rows, chunking.choose_row_group_rows(row_bytes)))
     extra += row_bytes * write_copies.group_copies * group_rows
-    extra += (
-        3 * size * max(0, source.max_size_in_float64s(tile_rows) - tile_rows * values)
-    )  # one tile may have more values
+    # One tile may have more values.
+    extra += 3 * size * max(0, source.max_size_in_float64s(tile_rows) - tile_rows * values)
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
     landmark_values = estimate_float64s_per_row(model.landmarks)
     weight_values = model.n_head_elements - (model.n_stored_head_elements if streamed else 0)

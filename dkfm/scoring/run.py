@@ -304,11 +304,13 @@ class _JobRun:
         if not output.is_table:
             output_store.ensure_arrays(output, output.output_location)
         checked: set[ChunkReceipt] = set()
-        known, complete = completion.load_receipts(output, self._job.input_watch.stamp_with_ctime)
-        while new := set(known) - checked:  # another driver may add receipts meanwhile
+        while True:  # another driver may add receipts meanwhile
+            known, complete = completion.load_receipts(output, self._job.input_watch.stamp_with_ctime)
+            new = set(known) - checked
+            if not new:
+                break
             self._keep_sound_receipts(output, new)
             checked |= new
-            known, complete = completion.load_receipts(output, self._job.input_watch.stamp_with_ctime)
         self._drop_receipts_of_changed_input(output, complete)
         lost = [number for number in range(output.n_chunks) if number not in self._receipts]
         if lost and complete:

@@ -47,11 +47,9 @@ def find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: i
     ):
         if size > limit:
             return f"{what} {size} bytes, and at most {limit} are read"
-    return (
-        None
-        if row_chunks <= _MAX_ROW_CHUNKS
-        else f"one row of it lies in {row_chunks} chunks, and at most {_MAX_ROW_CHUNKS} are read"
-    )
+    if row_chunks > _MAX_ROW_CHUNKS:
+        return f"one row of it lies in {row_chunks} chunks, and at most {_MAX_ROW_CHUNKS} are read"
+    return None
 
 
 def is_supported_codec_pipeline(codecs: object, chunks: tuple[int, ...]) -> bool:
@@ -80,11 +78,9 @@ def _is_supported_shard(shard: Mapping[str, object], chunks: tuple[int, ...]) ->
 
 def inner_chunk_shape(codecs: object) -> tuple[int, ...] | None:
     """Return the shape of the inner chunks of a shard; None without sharding. The codecs must be supported."""
-    return (
-        parse_axis_lengths(codec_configuration(codecs, 0).get("chunk_shape"))
-        if codec_names(codecs) == ["sharding_indexed"]
-        else None
-    )
+    if codec_names(codecs) != ["sharding_indexed"]:
+        return None
+    return parse_axis_lengths(codec_configuration(codecs, 0).get("chunk_shape"))
 
 
 def codec_names(codecs: object) -> list[str] | None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, iter_weight_panels
 from dkfm.storage import csr, json_reading, raw_chunk_reader, store_metadata, zarr_store
 from dkfm.storage.streamed_weights import CHUNK_BYTES, count_columns_within, open_weights
+
+if TYPE_CHECKING:
+    import zarr
 
 _PARALLEL_FILES = 4
 """Files whose checksums are computed at a time."""
@@ -137,19 +140,24 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         if not isinstance(landmarks, np.ndarray):
             csr.write_csr(group, "landmarks", landmarks)
         for name, values in arrays.items():
-            is_weights = name.startswith("head.") and values.ndim == 2
-            chunks = _column_chunk_shape(values) if is_weights else _row_chunk_shape(values)
-            array = zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))
-            if is_weights:
-                for columns, panel in iter_weight_panels(values, values.shape[1], False):
-                    array[:, columns] = panel
-            else:
-                array[...] = values
+            _write_array(group, name, values)
         root = Path(group.store.root)  # type: ignore[attr-defined]  # a local store has this attribute
         checksums = _compute_checksums(root, sorted(store_metadata.list_files(root)))
         digest = _manifest_digest(checksums)
         zarr_store.write_completion_marker(root, {"files": checksums, "digest": digest})
     return digest
+
+
+def _write_array(group: "zarr.Group", name: str, values: Array) -> None:
+    """Add an array to a store; weights are read and written some columns at a time."""
+    is_weights = name.startswith("head.") and values.ndim == 2
+    chunks = _column_chunk_shape(values) if is_weights else _row_chunk_shape(values)
+    array = zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))
+    if is_weights:
+        for columns, panel in iter_weight_panels(values, values.shape[1], False):
+            array[:, columns] = panel
+    else:
+        array[...] = values
 
 
 def _column_chunk_shape(weights: Array) -> tuple[int, int]:

@@ -64,12 +64,9 @@ def load_model(path: str | Path, *, trusted: Collection[str] = ()) -> Record:
 def read_store_kind(path: str | Path) -> str:
     """Return the kind of the store at a path or a URL; raise a StoreError if dkfm did not write it."""
     remote = parse_remote(path)
-    attrs = (
-        store_metadata.read_own_attributes(local.as_local_path(path).absolute())
-        if remote is None
-        else read_remote_attributes(remote)
-    )
-    return str(attrs["kind"])
+    if remote is None:
+        return str(store_metadata.read_own_attributes(local.as_local_path(path).absolute())["kind"])
+    return str(read_remote_attributes(remote)["kind"])
 
 
 def require_writable_location(path: str | Path, *, overwrite: bool = False) -> None:
@@ -246,11 +243,10 @@ def create_remote_store(remote: Remote, kind: str, name: str, metadata: bytes, o
     _require_outside_stores(remote)
     replaced = _list_replaceable_files(remote, kind, overwrite)
     if replaced:
-        reserved = (store_metadata.MARKER, _METADATA, store_metadata.TABLE_ATTRIBUTES)
+        last = (_METADATA, store_metadata.TABLE_ATTRIBUTES)  # they identify the other files as dkfm's
         remote.remove_objects(store_metadata.MARKER)
-        remote.remove_objects(*(other for other in replaced if other not in reserved))
-        # last, because they identify the other files as dkfm's
-        remote.remove_objects(*(other for other in replaced if other in (_METADATA, store_metadata.TABLE_ATTRIBUTES)))
+        remote.remove_objects(*(other for other in replaced if other not in (store_metadata.MARKER, *last)))
+        remote.remove_objects(*(other for other in replaced if other in last))
     _create_object(remote, name, metadata)
 
 

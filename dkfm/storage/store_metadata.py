@@ -203,11 +203,9 @@ def read_own_attributes(root: Path, kind: str | None = None) -> dict[str, object
     if not root.is_dir():
         found = f"{root} is a file, and no store of dkfm" if root.exists() else f"There is nothing at {root}"
         raise StoreError(f"{found}.")
-    file = (
-        root / TABLE_ATTRIBUTES
-        if (root / TABLE_ATTRIBUTES).is_file() and not (root / "zarr.json").exists()
-        else root / "zarr.json"
-    )
+    file = root / "zarr.json"
+    if (root / TABLE_ATTRIBUTES).is_file() and not file.exists():
+        file = root / TABLE_ATTRIBUTES
     if _is_link(file):
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
     return parse_own_attributes(json_reading.read_json(file), root, kind)
@@ -288,10 +286,8 @@ def parse_array_info(
 
     Of a user's input, a `source`, compressed chunks and more dtypes are accepted.
     """
-    shape, chunks = (
-        parse_axis_lengths(metadata.get("shape")),
-        parse_axis_lengths(_get_configuration_value(metadata, "chunk_grid", "chunk_shape")),
-    )
+    shape = parse_axis_lengths(metadata.get("shape"))
+    chunks = parse_axis_lengths(_get_configuration_value(metadata, "chunk_grid", "chunk_shape"))
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
     is_text = text and dtype == "string"
     fault, codecs = None, array_metadata_checks.parse_codecs(metadata)
