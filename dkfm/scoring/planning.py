@@ -256,7 +256,7 @@ def _plan(
     *,
     streamed: bool = False,
 ) -> Plan:
-    n, rows, kernel, tile_rows = model.landmarks.shape[0], source.shape[0], model.kernel, min(tile_rows, piece_rows)
+    n, rows, tile_rows = model.landmarks.shape[0], source.shape[0], min(tile_rows, piece_rows)
     values = chunking.count_tiles(source.max_size_in_float64s(piece_rows), piece_rows)
     chunks, size = chunking.count_tiles(rows, chunk_rows), model.dtype.itemsize
     row_bytes = sum(head.width * head.output_dtype.itemsize for head in heads)
@@ -266,11 +266,7 @@ def _plan(
             f"{rows} rows in {chunks} chunks are more than {chunking.MAX_CHUNKS}; raise chunk_rows."
         )
     shared_read, extra = _estimate_read_bytes(source, chunk_rows, piece_rows)
-    blocks = kernel.peak_blocks + (0 if kernel.supports_out else 1)
-    if size < np.dtype(np.float64).itemsize and needs_float64_block(kernel):
-        blocks = 1 + 2 * (kernel.peak_blocks + 1)  # blocks in float64 and a rounded one
-    if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
-        blocks += 3  # sparse products need temporaries
+    blocks = _count_kernel_blocks(model, has_sparse_rows=values < source.shape[1])
     product = max(_temporary_columns(head) for head in heads)
     extra += size * max(count_partial_product_values(n, head.n_columns) for head in heads)
     if streamed:
@@ -298,6 +294,17 @@ def _plan(
         chunk_seconds=budget.CHUNK_SECONDS,
         threads=threads,
     )
+
+
+def _count_kernel_blocks(model: Model, has_sparse_rows: bool) -> int:
+    """Return how many arrays as large as a block of kernel values a task holds at a time."""
+    kernel = model.kernel
+    blocks = kernel.peak_blocks + (0 if kernel.supports_out else 1)
+    if model.dtype.itemsize < np.dtype(np.float64).itemsize and needs_float64_block(kernel):
+        blocks = 1 + 2 * (kernel.peak_blocks + 1)  # blocks in float64 and a rounded one
+    if has_sparse_rows or not isinstance(model.landmarks, np.ndarray):
+        blocks += 3  # sparse products need temporaries
+    return blocks
 
 
 def _estimate_read_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:

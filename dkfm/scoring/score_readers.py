@@ -72,8 +72,12 @@ class ScoresArray:
         file = [columns.output for columns in chunk_format.columns].index(self.output_name)
         values = chunk_format.read_values(self.output.chunk(number), file, int(self.checksums[number]))
         if values is None:
-            raise DamagedStoreError(f"Chunk {number} of {self.output.root} is lost, or not what was written.")
+            raise _make_lost_chunk_error(self.output, number)
         return values
+
+
+def _make_lost_chunk_error(output: Output, number: int, reason: str = "") -> DamagedStoreError:
+    return DamagedStoreError(f"Chunk {number} of {output.root} is lost, or not what was written{reason}.")
 
 
 def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.DataFrame":
@@ -186,21 +190,20 @@ def _read_table(output: Output, receipt: ChunkReceipt) -> "pa.Table":
     output_store.require_not_replaced(output.root, output.creation_id)
     chunk_format = output.format
     assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
-    lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
     opened = output.output_location.open_for_reading(chunk_format.file_names(receipt.chunk)[0], receipt.bytes)
     if opened is None:
-        raise DamagedStoreError(f"{lost}.")
+        raise _make_lost_chunk_error(output, receipt.chunk)
     try:
         with opened:
             if compute_checksum_and_size(opened) != (receipt.file_checksums[0], receipt.bytes):
-                raise DamagedStoreError(f"{lost}.")
+                raise _make_lost_chunk_error(output, receipt.chunk)
             opened.seek(0)
             with reopen_natively(opened) as file, pq.ParquetFile(file, pre_buffer=False) as table:
                 if table.schema_arrow.names != chunk_format.names or table.metadata.num_rows != receipt.rows:
-                    raise DamagedStoreError(f"{lost}.")
+                    raise _make_lost_chunk_error(output, receipt.chunk)
                 return table.read(use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DamagedStoreError(f"{lost}: {extract_reason(error)}.") from None
+        raise _make_lost_chunk_error(output, receipt.chunk, f": {extract_reason(error)}") from None
 
 
 def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[Array, npt.NDArray[np.generic]]]:
@@ -272,7 +275,7 @@ def _read_ids(output: Output, receipt: ChunkReceipt) -> npt.NDArray[np.generic]:
     assert isinstance(chunk_format, ZarrChunks)  # noqa: S101  # for the type checker
     ids = chunk_format.read_ids(output.chunk(receipt.chunk), receipt.file_checksums[-1], receipt.bytes)
     if ids is None:
-        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written.")
+        raise _make_lost_chunk_error(output, receipt.chunk)
     return ids
 
 

@@ -47,6 +47,11 @@ class OutputColumns:
     """Names of the targets that the columns predict; none if they have no names."""
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.width * np.dtype(self.dtype).itemsize
+
+    @property
     def names(self) -> list[str]:
         """Names of the columns in a table; a single column may have the name of the output."""
         if self.labels:

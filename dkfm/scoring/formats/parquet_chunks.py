@@ -77,7 +77,7 @@ class ParquetChunks:
     @property
     def row_bytes(self) -> int:
         """Bytes of the scores of a row."""
-        return sum(columns.width * np.dtype(columns.dtype).itemsize for columns in self.columns)
+        return sum(columns.row_bytes for columns in self.columns)
 
     def file_names(self, number: int) -> list[str]:
         """Return the name of the file of a chunk."""

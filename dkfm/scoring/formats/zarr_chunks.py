@@ -67,8 +67,8 @@ class ZarrChunks:
         """Read a file of a chunk; return its summary, or None if its size or checksum is wrong."""
         if self.ids is not None and file_number == len(self.columns):
             return self.ids.summarize_file(chunk, stream)
-        width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
-        row = width * dtype.itemsize
+        columns = self.columns[file_number]
+        row, width, dtype = columns.row_bytes, columns.width, np.dtype(columns.dtype)
         if stream.seek(0, os.SEEK_END) != self.chunk_rows * row + CRC_BYTES:
             return None
         stream.seek(0)
@@ -85,37 +85,33 @@ class ZarrChunks:
 
     def read_values(self, chunk: Chunk, file_number: int, crc32c: int) -> npt.NDArray[np.generic] | None:
         """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
-        width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
-        size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
-        opened = self.output_location.open_for_reading(self.file_names(chunk.number)[file_number], size)
+        columns = self.columns[file_number]
+        size = self.chunk_rows * columns.row_bytes + CRC_BYTES
+        data = self._read_file(self.file_names(chunk.number)[file_number], size, crc32c)
+        if data is None:
+            return None
+        values: npt.NDArray[np.generic] = data.view(np.dtype(columns.dtype).newbyteorder("<"))
+        return values.reshape(-1, columns.width)[: chunk.rows]
+
+    def read_ids(self, chunk: Chunk, crc32c: int, chunk_bytes: int) -> npt.NDArray[np.generic] | None:
+        """Read the ids (n,) of a chunk, whose files have `chunk_bytes` in all; return None if they are damaged."""
+        assert self.ids is not None  # noqa: S101  # for the type checker
+        size = chunk_bytes - sum(self.chunk_rows * columns.row_bytes + CRC_BYTES for columns in self.columns)
+        data = self._read_file(self.ids.file_name(chunk.number), max(0, size), crc32c)
+        ids = None if data is None else self.ids.decode(data.tobytes())
+        return None if ids is None else ids[: chunk.rows]
+
+    def _read_file(self, name: str, size: int, crc32c: int) -> npt.NDArray[np.uint8] | None:
+        """Return the bytes of a file before its checksum; None if its size or its checksum is another."""
+        opened = self.output_location.open_for_reading(name, size)
         if opened is None:
             return None
         with opened:
             raw = opened.read(size + 1)
         if len(raw) != size or raw[-CRC_BYTES:] != self.encode_trailer(crc32c):
             return None
-        data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
-        if google_crc32c.value(data) != crc32c:
-            return None
-        values: npt.NDArray[np.generic] = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
-        return values
-
-    def read_ids(self, chunk: Chunk, crc32c: int, chunk_bytes: int) -> npt.NDArray[np.generic] | None:
-        """Read the ids (n,) of a chunk, whose files have `chunk_bytes` in all; return None if they are damaged."""
-        assert self.ids is not None  # noqa: S101  # for the type checker
-        size = chunk_bytes - sum(
-            self.chunk_rows * columns.width * np.dtype(columns.dtype).itemsize + CRC_BYTES for columns in self.columns
-        )
-        opened = self.output_location.open_for_reading(self.ids.file_name(chunk.number), max(0, size))
-        if opened is None:
-            return None
-        with opened:
-            raw = opened.read(max(0, size) + 1)
-        data, trailer = raw[:-CRC_BYTES], raw[-CRC_BYTES:]
-        if len(raw) != size or trailer != self.encode_trailer(crc32c) or google_crc32c.value(data) != crc32c:
-            return None
-        ids = self.ids.decode(data)
-        return None if ids is None else ids[: chunk.rows]
+        data = np.frombuffer(raw, np.uint8, size - CRC_BYTES)
+        return data if google_crc32c.value(data) == crc32c else None
 
     def encode_trailer(self, crc32c: int) -> bytes:
         """Return the last bytes of a file, which are the checksum."""
