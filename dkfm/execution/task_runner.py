@@ -184,7 +184,8 @@ class _Run(Generic[R]):
             for entry in islice(numbered, max(0, window - len(self._open))):
                 if is_waiting := entry is None:
                     break
-                number, self._open[number] = entry
+                number, task = entry
+                self._open[number] = task
                 self._start(number)
             if not self._open:
                 return is_waiting
