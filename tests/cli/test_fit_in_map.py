@@ -163,7 +163,7 @@ def test_a_table_that_is_replaced_after_its_labels_are_read_is_refused(data, mon
 
     monkeypatch.setattr(fit, "_split_labels", split_and_replace_table)
     line = "fit x.parquet m --map named --method fisher --label-column label"
-    assert "x.parquet changed since it was opened" in run(line, 1)
+    assert "x.parquet changed while it was read" in run(line, 1)
     assert not Path("m").exists()
 
 

@@ -13,7 +13,6 @@ import zarr
 from click.testing import CliRunner
 from distributed import Client
 from sklearn.base import clone
-from sklearn.utils.validation import check_is_fitted
 
 import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
@@ -107,24 +106,6 @@ def test_the_fitted_map_is_saved_and_scores(stored, tmp_path):
 
 def phi_frame(X):
     return pd.DataFrame(X, columns=["a", "b", "c"])
-
-
-@pytest.mark.slow
-def test_rows_that_change_meanwhile_leave_the_estimator_as_it_was(stored, monkeypatch, tmp_path):
-    X, forms = stored
-    phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3)
-    find = out_of_core_rows.find_streamed_pivots
-
-    def change(*given):
-        found = find(*given)
-        np.save(tmp_path / "x.npy", X + 1)
-        return found
-
-    monkeypatch.setattr(out_of_core_rows, "find_streamed_pivots", change)
-    with pytest.raises(InvalidInputError, match=r"changed while it was read, .*; fit again"):
-        phi.fit(forms[0])
-    with pytest.raises(Exception, match="not fitted"):
-        check_is_fitted(phi)
 
 
 def test_a_factor_larger_than_memory_is_refused_with_the_bound_so_far(stored, monkeypatch):

@@ -390,7 +390,7 @@ def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
 
 def test_a_pipeline_is_refused_in_a_sentence_that_says_what_is_meant(fitted, tmp_path):
     pipeline = make_pipeline(StandardScaler(), dkfm.KernelPCA(2)).fit(np.eye(5))
-    told = r"is Pipeline; KernelPCA.fit\(X, standardize=True\) or kernels.Standardize take the place"
+    told = r"is Pipeline; fit\(X, standardize=True\) or kernels.Standardize take the place"
     with pytest.raises(InvalidInputError, match=told):
         dkfm.batch_score(pipeline, np.eye(5), tmp_path / "out")
     assert not (tmp_path / "out").exists()
