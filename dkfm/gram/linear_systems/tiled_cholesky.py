@@ -269,19 +269,20 @@ def _compute_values(task: FactorTask, pair: Pair) -> tuple[Array, Array]:
 
 def _factor_diagonal(A: Array, diagonal: Array, first: int, alpha: float) -> Array:
     """Return the Cholesky factor of a tile on the diagonal, lower triangular."""
-    failed = -1
+    factored = len(A)
     try:
         L = np.linalg.cholesky(A)
     except np.linalg.LinAlgError:
         from scipy.linalg import lapack
 
-        L, failed = A, int(lapack.dpotrf(A, lower=1)[1]) - 1
+        L, failed = lapack.dpotrf(A, lower=1)  # a factor up to the row that fails, counted from 1; 0 if none does
+        factored = int(failed) - 1 if failed else factored
+    row = factored
     if alpha == 0:
-        low = np.square(L.diagonal()) <= ROUNDING_SHARE * diagonal
-        if failed >= 0 or low.any():
-            raise _make_rank_error(A, diagonal, failed if failed >= 0 else int(low.argmax()), first)
-    if failed >= 0:
-        raise make_indefinite_error(first + failed, alpha) from None
+        low = np.square(L.diagonal()[:factored]) <= ROUNDING_SHARE * diagonal[:factored]
+        row = int(low.argmax()) if low.any() else factored
+    if row < len(A):
+        raise _make_rank_error(A, diagonal, row, first) if alpha == 0 else make_indefinite_error(first + row, alpha)
     return L
 
 
@@ -293,7 +294,9 @@ def _make_rank_error(A: Array, diagonal: Array, row: int, first: int) -> NotPSDE
     explained = solve_triangular(L, A[row, :row], lower=True, check_finite=False) if row else np.zeros(0)
     rest = float(A[row, row] - explained @ explained)
     number, size = first + row, float(diagonal[row])
-    if size < 0 or rest < -max(1000, number) * EPS * max(size, float(diagonal.max())):
+    # Rounding of the values is divided by the roots of earlier pivots, which may be this small.
+    rounding = max(1000, number) * EPS / ROUNDING_SHARE**0.5
+    if size < 0 or rest < -rounding * max(size, float(diagonal.max())):
         return NotPSDError(
             f"The Gram matrix is not positive semi-definite: of k(x, x) = {size:.3g} of row {number} the rows before "
             f"it leave {rest:.3g}; choose another kernel."

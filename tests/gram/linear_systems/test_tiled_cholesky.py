@@ -161,6 +161,35 @@ def test_without_alpha_a_row_in_the_span_of_others_is_named(rng):
         factor(Gaussian(0.5), X, 0.0, tile_rows=16)
 
 
+@pytest.mark.parametrize("tile_rows", [20, 64, 150])
+@pytest.mark.parametrize(("columns", "sigma"), [(1, 0.3), (2, 1.0), (3, 5.0)])
+def test_rounding_of_a_smooth_kernel_is_not_taken_for_a_negative_part(rng, columns, sigma, tile_rows):
+    X = rng.normal(size=(150, columns))
+    fails = lapack.dpotrf(Gaussian(sigma)(X), lower=1)[1] - 1
+    assert fails > 0
+    with pytest.raises(NotPSDError, match=r"Row \d+ is, up to rounding, in the span of the rows before it") as error:
+        factor(Gaussian(sigma), X, 0.0, tile_rows=tile_rows)
+    assert int(str(error.value).split()[1]) <= fails
+
+
+def test_a_negative_part_is_named_as_one_without_alpha(rng):
+    X = rng.normal(size=(60, 3))
+    kernel = kernels.Function(lambda X, Y: Gaussian(0.3)(X, Y) - 0.1 * np.outer(X[:, 0], Y[:, 0]))
+    with pytest.raises(NotPSDError, match="is not positive semi-definite: of k"):
+        factor(kernel, X, 0.0, tile_rows=16)
+
+
+def test_a_tile_that_numpy_cannot_factor_and_scipy_can_has_its_factor(rng, monkeypatch):
+    X = rng.normal(size=(40, 3))
+    expected = factor(Gaussian(0.5), X, 0.1, tile_rows=16)
+
+    def refuse(A):
+        raise np.linalg.LinAlgError("another LAPACK")
+
+    monkeypatch.setattr(np.linalg, "cholesky", refuse)
+    np.testing.assert_allclose(factor(Gaussian(0.5), X, 0.1, tile_rows=16), expected, atol=1e-14)
+
+
 def test_a_value_that_is_not_finite_names_its_rows(rng):
     X = rng.normal(size=(40, 3))
     X[30] = 1e200
