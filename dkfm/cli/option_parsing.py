@@ -213,7 +213,7 @@ def require_table(excluded: str | None, is_table: bool, path: str) -> None:
 
 def log_features(source: "Source") -> None:
     """Log the names of the columns of a table that are features."""
-    from dkfm.core.frames import format_names
+    from dkfm.core.display.quantities import format_names
     from dkfm.execution.stage_log import log_stage
     from dkfm.sources.base import NamedColumns
 

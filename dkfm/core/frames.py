@@ -6,11 +6,9 @@ pandas, polars, pyarrow and xarray are recognised by their attributes, and never
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from dkfm.core.display.quantities import format_names
 from dkfm.core.rows import Rows, as_rows, require_rows_container
 from dkfm.errors import InvalidInputError, find_similar_names
-
-_MAX_NAMED = 5
-"""Largest number of columns that a message names."""
 
 
 def convert_container(X: object) -> object:
@@ -120,12 +118,6 @@ def require_unique_names(names: Sequence[str], where: str) -> None:
     if len(set(names)) < len(names):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         raise InvalidInputError(f"{where} {format_names(twice)} more than once; every column needs a name of its own.")
-
-
-def format_names(names: Sequence[object], most: int = _MAX_NAMED) -> str:
-    """Return the first columns, by name or number, at most `most`, for a message."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"column{'s' * (len(names) > 1)} {', '.join(f'{name!r:.100}' for name in names[:most])}{more}"
 
 
 def describe_known_names(absent: Sequence[str], known: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.display.quantities import format_names
 from dkfm.errors import InvalidInputError, InvalidTypeError
 
 if TYPE_CHECKING:
@@ -43,8 +44,15 @@ def as_rows(X: object, name: str = "X") -> Rows:
         a finite number.
     """
     rows = as_rows_allow_nonfinite(X, name)
-    require_finite(rows, name)
+    require_finite(rows, name, columns=_column_labels(X))
     return rows
+
+
+def _column_labels(X: object) -> list[Any] | None:
+    """Return what a data frame calls its columns; None for an array."""
+    labels = getattr(X, "column_names", None)  # Arrow: its `columns` are the values
+    labels = getattr(X, "columns", None) if labels is None else labels
+    return None if labels is None or isinstance(labels, int) else list(labels)
 
 
 def require_rows_container(X: object) -> None:
@@ -88,7 +96,7 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
         rows = X.to_numpy(dtype=object, na_value=np.nan)  # pd.NA is no float
     if rows.dtype == object:
-        rows = _objects_to_float64(rows, name, list(getattr(X, "columns", ())))
+        rows = _objects_to_float64(rows, name, _column_labels(X) or [])
     require_real_matrix(rows.shape, rows.dtype, name)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
@@ -198,7 +206,7 @@ def require_finite(
     rows: Rows,
     name: str,
     locate_row: Callable[[int], tuple[str, int]] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[object] | None = None,
 ) -> None:
     """Raise an InvalidInputError with the number of the first row that is not finite, and its column.
 
@@ -219,10 +227,12 @@ def require_finite(
     is_nan = np.isnan(found)
     what = "NaN" if is_nan.any() else "infinity"
     if isinstance(rows, np.ndarray):
-        column = int(np.argmax(is_nan if is_nan.any() else bad[row]))
-        what += f" in column {column}" if columns is None else f" in column {columns[column]!r:.100}"
+        names = range(rows.shape[1]) if columns is None else columns
+        what += f" in column {names[int(np.argmax(is_nan if is_nan.any() else bad[row]))]!r:.100}"
     name, row = (name, row) if locate_row is None else locate_row(row)
     count = f"{len(where):,} of {rows.shape[0]:,} rows that were checked together"
+    if isinstance(rows, np.ndarray) and len(numbers := find_nonfinite_columns(rows)) > 1:
+        count += f", in {format_names([names[number] for number in numbers])}"
     raise InvalidInputError(f"{name} must be finite, and row {row} contains {what} ({count}); fill or drop such rows.")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from dkfm.core.frames import format_names
+from dkfm.core.display.quantities import format_names
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dkfm.core import cpus
+from dkfm.core.display.quantities import format_names
 from dkfm.core.frames import (
     column_names,
     convert_container,
     describe_known_names,
-    format_names,
     is_dask_array,
     is_dask_collection,
     validate_columns_argument,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dkfm.core import budget, chunking
 from dkfm.core.background_io import prefetch
-from dkfm.core.frames import format_names
+from dkfm.core.display.quantities import format_names
 from dkfm.core.rows import Array, Rows, find_nonfinite_columns, zero_nonfinite_rows
 from dkfm.errors import DkfmError, InvalidInputError, KernelError, WorkerDiedError
 from dkfm.execution.blas_threads import single_blas_thread

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
+from dkfm.core.display.quantities import format_names
 from dkfm.core.frames import (
     describe_known_names,
-    format_names,
     require_unique_names,
     select_columns,
     validate_columns_argument,

@@ -1,4 +1,9 @@
-"""Format bytes and seconds."""
+"""Format bytes, seconds and names of columns."""
+
+from collections.abc import Sequence
+
+_MAX_NAMED = 5
+"""Largest number of columns that a message names."""
 
 
 def format_bytes(size: int) -> str:
@@ -33,3 +38,9 @@ def format_megabytes(size: int) -> str:
     '1,600 MB (1600000000 bytes)'
     """
     return f"{size / 1e6:,.0f} MB ({size} bytes)"
+
+
+def format_names(names: Sequence[object], most: int = _MAX_NAMED) -> str:
+    """Return the first columns, by name or number, at most `most`, for a message."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"column{'s' * (len(names) > 1)} {', '.join(f'{name!r:.100}' for name in names[:most])}{more}"

@@ -32,7 +32,7 @@ from dkfm.numerics.pivoted_cholesky import Pivots, forecast_rank, pivot_threshol
 from dkfm.numerics.roots import Root
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.training_statistics import WeightedRows
-from dkfm.sources.base import NamedColumns, Source, digest_rows
+from dkfm.sources.base import NamedColumns, Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
 
 _TYPICAL_RANK = 1024
@@ -78,7 +78,9 @@ def open_stored_rows(
         open_input(X, "X", find_client(None), fitted_columns=fitted_columns) as source,
         change_detection.require_unchanged(source, "read", "fit again"),
     ):
-        rows = SourceRows(source) if streams else source.with_float32_preserved().read(slice(0, source.shape[0]))
+        rows = (
+            SourceRows(source) if streams else read_finite(source.with_float32_preserved(), slice(0, source.shape[0]))
+        )
         yield rows, source.columns if isinstance(source, NamedColumns) else None
 
 

@@ -125,7 +125,7 @@ class ScoringMixin(HtmlDisplayMixin):
         try:
             validate_data(self, convert_container(X), reset=False, skip_check_array=True)
         except (TypeError, ValueError) as error:
-            raise InvalidInputError(str(error)) from None
+            raise InvalidInputError(str(error).rstrip()) from None
 
     def _score_in_memory(self, output: str, X: object, diagonal: object = None) -> Array:
         check_is_fitted(self, "model_")

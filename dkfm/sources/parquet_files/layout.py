@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.frames import describe_known_names, format_names
+from dkfm.core.display.quantities import format_names
+from dkfm.core.frames import describe_known_names
 from dkfm.errors import InvalidInputError
 from dkfm.files.arrow_files import RangeReader, reopen_natively
 from dkfm.sources.parquet_files import footers, schemas

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from dkfm.core.frames import describe_known_names, format_names, require_unique_names
+from dkfm.core.display.quantities import format_names
+from dkfm.core.frames import describe_known_names, require_unique_names
 from dkfm.errors import InvalidInputError, MissingExtraError
 from dkfm.files.location import Location
 
