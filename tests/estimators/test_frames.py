@@ -101,6 +101,29 @@ def test_a_path_is_refused_as_one_where_rows_in_memory_are_needed(kind, call, tm
         TAKE_ROWS_IN_MEMORY[call](kind(tmp_path / "x.npy"))
 
 
+@pytest.mark.parametrize("kind", ["pandas", *KINDS, "path"])
+def test_missing_numbers_are_told_by_the_names_of_their_columns(kind, tmp_path):
+    frame = FRAME.copy()
+    frame.loc[5, "b"], frame.loc[7, "c"] = np.nan, np.inf
+    if kind == "path":
+        X = tmp_path / "x.parquet"
+        frame.to_parquet(X)
+    else:
+        X = KINDS.get(kind, lambda frame: frame)(frame)
+    told = r"row 5 contains NaN in column 'b' \(2 of 40 rows that were checked together, in columns 'b', 'c'\)"
+    with pytest.raises(InvalidInputError, match=told):
+        dkfm.KernelPCA(2, kernel=K).fit(X)
+
+
+@pytest.mark.parametrize("kind", ["pandas", *KINDS])
+def test_a_frame_without_a_column_of_the_fit_or_with_another_is_told_which(kind):
+    model, convert = dkfm.KernelPCA(2, kernel=K).fit(FRAME), KINDS.get(kind, lambda frame: frame)
+    for frame, told in ((FRAME[["a", "c"]], "now missing:\n- b$"), (FRAME.assign(d=0.0), "unseen at fit time:\n- d$")):
+        X = convert(frame)
+        with pytest.raises(InvalidInputError, match=told):
+            model.transform(X)
+
+
 ESTIMATORS = (dkfm.KernelRidgeClassifier, dkfm.KernelFisher)
 
 
