@@ -30,16 +30,17 @@ from dkfm.sources.opening import open_source
 from dkfm.storage import remote_stores
 
 if TYPE_CHECKING:
-    from dkfm.core.rows import Array
+    from dkfm.core.rows import Array, Rows
     from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelRidge
     from dkfm.estimators.kernel_ridge import RidgeEstimator
     from dkfm.estimators.planning.plan_report import FitPlan
+    from dkfm.gram.streamed_rows import SourceRows
 
 _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "build", "random_state"
 """Options of the method features alone."""
 
 _SAMPLED_ROWS = 4096
-"""Rows from which a plan takes the scales of columns."""
+"""Rows from which a plan, or a message, takes the scales of columns."""
 
 _LABEL_OPTIONS = "labels", "label_column"
 _TARGET_OPTIONS = "targets", "target_columns"
@@ -259,6 +260,8 @@ def _fit_and_save(
             memory.require_factorization_memory(source.shape[0], source.float64s_per_row, kernel.peak_blocks, copies)
         streams = out_of_core_rows.can_stream_rows(estimator, kernel)
         rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
+        if not options.standardize and not kernel.is_precomputed:
+            _log_unlike_scales(kernel, rows)
         if streams:  # the rows must not change before the end of the fit
             with connection:
                 estimator.fit(rows, standardize=options.standardize)
@@ -270,6 +273,20 @@ def _fit_and_save(
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model, overwrite=options.overwrite)
     return estimator
+
+
+def _log_unlike_scales(kernel: Kernel, rows: "SourceRows | Rows") -> None:
+    """Log that some columns vary far less than others, unless the kernel has a scale for each or takes histograms."""
+    from dkfm.estimators import standardization
+    from dkfm.gram.streamed_rows import SourceRows
+
+    if isinstance(rows, SourceRows):
+        sample = read_evenly_spaced_rows(rows.source, _SAMPLED_ROWS)
+    else:
+        sample = rows[:: max(1, rows.shape[0] // _SAMPLED_ROWS)]
+    text = standardization.describe_unlike_scales(sample)
+    if text is not None and standardization.may_scale_columns(kernel.resolve(sample), cast("Array", sample)[:8]):
+        log_stage("input", text)
 
 
 def _fit_in_map(

@@ -7,12 +7,15 @@ from sklearn.preprocessing import StandardScaler
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
-from dkfm.errors import InvalidInputError, NotSupportedError
+from dkfm.errors import DkfmError, InvalidInputError, NotSupportedError
 from dkfm.gram.streamed_rows import SourceRows
 from dkfm.gram.training_data import check_sample_weight
 from dkfm.kernels import Standardize
 from dkfm.kernels.base import Kernel
 from dkfm.sources.base import read_finite
+
+_SMALL_SHARE = 0.01
+"""Share of the largest standard deviation of a column below which a message says that others are small."""
 
 _MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 """Smallest variance whose squares keep all digits."""
@@ -50,6 +53,31 @@ def fit_scaler(X: object, sample_weight: object = None) -> StandardScaler:
         column = int(underflows.argmax())
         raise InvalidInputError(f"Column {column} has numbers whose variance underflows, so it cannot be standardized.")
     return scaler
+
+
+def describe_unlike_scales(X: Rows) -> str | None:
+    """Return a sentence if some columns vary far less than others; None otherwise, and for sparse rows."""
+    if not isinstance(X, np.ndarray):
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):  # of squares that overflow nothing is said
+        deviations = X.std(axis=0)[X.min(axis=0) < X.max(axis=0)]
+        small = int((deviations < _SMALL_SHARE * deviations.max(initial=0.0)).sum())
+    if not small or not np.isfinite(deviations).all():
+        return None
+    return (
+        f"{small:,} of {len(deviations):,} columns that vary have a standard deviation below a hundredth of "
+        f"the largest, {deviations.max():.2g}: distances and inner products see little of them. If their units "
+        "differ, standardize=True (--standardize) makes all equal."
+    )
+
+
+def may_scale_columns(kernel: Kernel, rows: Array) -> bool:
+    """Return whether a kernel treats all columns of some rows (n, d) alike, and takes negative numbers."""
+    try:
+        given, permuted = (kernel(rows, rows) for rows in (-rows, -rows[:, ::-1]))
+    except DkfmError:
+        return False
+    return bool(np.allclose(given, permuted))
 
 
 def _iter_counted_rows(X: object, sample_weight: object) -> Iterator[tuple[Rows, Array | None]]:

@@ -16,6 +16,7 @@ from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, MissingExtr
 from dkfm.estimators import ExactFeatureMap, KernelFisher
 from dkfm.estimators.fitting.discriminants import check_shrinkage
 from dkfm.estimators.fitting.parameter_types import IndefinitePolicy
+from dkfm.estimators.standardization import describe_unlike_scales
 from dkfm.execution.stage_log import log_stage
 from dkfm.kernel_comparison import tsne_embedding
 from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows, standardize_columns
@@ -34,9 +35,6 @@ _MAX_BLOCK_VALUES = 2**22
 
 _LONG_SECONDS = 600.0
 """Predicted seconds from which on the log says how to compare fewer rows."""
-
-_SMALL_SHARE = 0.01
-"""Share of the largest standard deviation of a column below which a comparison says that others are small."""
 
 _LISTED_REASONS = 5
 """Largest number of kernels whose reasons are listed if none makes a feature map."""
@@ -132,7 +130,8 @@ def compare_kernels(
     _log_comparison(rows, len(named), chooses)
     compared, refused = _measure_kernels(named, rows, shrinkage, on_indefinite, seed)
     labels = rows.train_labels[rows.sampled_train_indices], rows.test_labels[rows.plotted_test_indices]
-    words = *_describe_measurements(rows, chooses), *_describe_scales(rows.train)
+    unlike = describe_unlike_scales(rows.train)
+    words = *_describe_measurements(rows, chooses), *([] if unlike is None else [unlike])
     return Comparison(tuple(compared), refused, words, *labels, problem)
 
 
@@ -345,17 +344,3 @@ def _describe_measurements(rows: LabelledRows, chooses_shrinkage: bool) -> Itera
         f"their label, from the nearest training row in the feature space, or from Fisher discriminants. {penalty} "
         f"Silhouette: of {sample}, in the feature space. Seconds: all of these together."
     )
-
-
-def _describe_scales(X: Rows) -> Iterator[str]:
-    """Yield a paragraph if some columns vary far less than others; of sparse rows none."""
-    if isinstance(X, np.ndarray):
-        with np.errstate(over="ignore", invalid="ignore"):  # of squares that overflow nothing is said
-            deviations = X.std(axis=0)[X.min(axis=0) < X.max(axis=0)]
-            small = int((deviations < _SMALL_SHARE * deviations.max(initial=0.0)).sum())
-        if small and np.isfinite(deviations).all():
-            yield (
-                f"{small:,} of {len(deviations):,} columns that vary have a standard deviation below a hundredth of "
-                f"the largest, {deviations.max():.2g}: distances and inner products see little of them. If their units "
-                "differ, standardize=True (--standardize) makes all equal."
-            )
