@@ -65,16 +65,16 @@ def describe_unlike_scales(X: Rows) -> str | None:
     if not small or not np.isfinite(deviations).all():
         return None
     return (
-        f"{small:,} of {len(deviations):,} columns that vary have a standard deviation below a hundredth of "
-        f"the largest, {deviations.max():.2g}: distances and inner products see little of them. If their units "
-        "differ, standardize=True (--standardize) makes all equal."
+        f"{small:,} of {len(deviations):,} columns that vary have a standard deviation below a hundredth of the "
+        f"largest, {deviations.max():.2g}, so they hardly count in distances and inner products. If units differ, "
+        "standardize them (standardize=True, --standardize)."
     )
 
 
 def may_scale_columns(kernel: Kernel, rows: Array) -> bool:
     """Return whether a kernel treats all columns of some rows (n, d) alike, and takes negative numbers."""
     try:
-        given, permuted = (kernel(rows, rows) for rows in (-rows, -rows[:, ::-1]))
+        given, permuted = (kernel(part, part) for part in (-rows, -np.roll(rows, 1, axis=1)))
     except DkfmError:
         return False
     return bool(np.allclose(given, permuted))

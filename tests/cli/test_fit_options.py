@@ -85,6 +85,26 @@ def test_the_memory_of_standardized_landmarks_is_counted(fit, monkeypatch):
     assert copies[0] == plain + 1
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--kernel gaussian", True),
+        ("--kernel gaussian --basis cholesky", True),
+        ("--kernel linear", True),
+        ("--kernel gaussian --standardize", False),
+        ("--kernel gaussian:sigma=1,1000,1", False),
+        ("--kernel chi_squared", False),
+    ],
+)
+def test_columns_that_hardly_count_are_told(tmp_path, monkeypatch, rng, options, told):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.abs(rng.normal(size=(60, 3))) * [1, 1000, 1])
+    ended = CliRunner().invoke(main, f"fit x.npy model --method features {options}".split())
+    assert ended.exit_code == 0, ended.output
+    sentence = "2 of 3 columns that vary have a standard deviation below a hundredth of the largest"
+    assert (sentence in ended.stderr) is told
+
+
 @pytest.mark.slow
 def test_the_same_seed_chooses_the_same_landmarks(fit):
     chosen = []

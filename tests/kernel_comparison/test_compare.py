@@ -209,7 +209,7 @@ def test_columns_that_vary_far_less_than_others_are_told(rng, factor, is_told):
     X = rng.permuted(np.tile([1.0, -1.0], (3, 40)), axis=1).T * [1.0, factor, 0.0] + [0.0, 0.0, 0.1]
     given = {"test": X[:9] * [0.0, 1.0, 1.0], "test_labels": X[:9, 0] > 0}
     words = str(dkfm.compare_kernels([kernels.Linear()], X, X[:, 0] > 0, **given))
-    clause = "1 of 2 columns that vary have a standard deviation below a hundredth of the largest, 1e+02: "
+    clause = "1 of 2 columns that vary have a standard deviation below a hundredth of the largest, 1e+02, so "
     assert (clause in words) == is_told
     scaled = dkfm.compare_kernels([kernels.Linear()], X, X[:, 0] > 0, standardize=True)
     assert "standard deviation" not in str(scaled)
