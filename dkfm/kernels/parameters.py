@@ -30,7 +30,7 @@ _MAX_SAMPLE = 1000
 
 def coerce_to_float(kernel: Kernel, name: str) -> float:
     """Replace a parameter of a kernel by a float and return it; raise a KernelError unless it is a finite number."""
-    value = unwrap_0d_array(getattr(kernel, name))
+    value = unwrap_array(getattr(kernel, name))
     number = as_float_or_nan(value)
     if not isfinite(number):
         raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}, and got {value!r:.50}.")
@@ -47,8 +47,10 @@ def as_float_or_nan(value: object) -> float:
         return nan
 
 
-def unwrap_0d_array(value: object) -> object:
-    """Return the number in an array without dimensions; return any other value unchanged."""
+def unwrap_array(value: object) -> object:
+    """Return the number in an array without dimensions, a column of a data frame as an array, and others unchanged."""
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
+        value = np.asarray(value)
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
@@ -69,7 +71,7 @@ def coerce_scale(kernel: Kernel, name: str, *words: str | None, is_squared: bool
 
     Numbers of the kernel become floats. If `is_squared`, their squares must neither overflow nor underflow.
     """
-    value = unwrap_0d_array(getattr(kernel, name))
+    value = unwrap_array(getattr(kernel, name))
     if value is None or isinstance(value, str | bytes):
         if value not in words:
             known = "".join(f", or {word!r}" for word in words if word is not None)
@@ -107,7 +109,7 @@ def get_numeric_scale(kernel: Kernel, name: str, d: int) -> float | Array:
 
 def coerce_exponent(kernel: Kernel, name: str) -> None:
     """Replace a parameter by an int; raise a KernelError unless it is a positive integer."""
-    value = unwrap_0d_array(getattr(kernel, name))
+    value = unwrap_array(getattr(kernel, name))
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _EXPONENT_LIMIT:
         fractional = isinstance(value, float) and not value.is_integer()
         reason = ": a product of kernels is a kernel, a fractional power need not be" if fractional else ""

@@ -16,7 +16,7 @@ from dkfm.kernels.base import Kernel, register_operator_class
 from dkfm.kernels.custom import call_user_function, display_name, read_only_view
 from dkfm.kernels.functions_of_kernels import Power
 from dkfm.kernels.pairwise.block_operations import Evaluator, make_float64_evaluator
-from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
+from dkfm.kernels.parameters import as_float_or_nan, unwrap_array
 
 
 class AffineMap:
@@ -24,7 +24,7 @@ class AffineMap:
 
     def __post_init__(self) -> None:
         for parameter in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = unwrap_0d_array(getattr(self, parameter.name))
+            value = unwrap_array(getattr(self, parameter.name))
             is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
             parts: Iterable[object] = value if is_sequence else (value,)  # type: ignore[assignment]  # a sequence
             numbers = tuple(as_float_or_nan(part) for part in parts)
@@ -251,7 +251,7 @@ class Columns(_TransformedRowsKernel):  # numpydoc ignore=PR02
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        columns = unwrap_0d_array(self.columns)
+        columns = unwrap_array(self.columns)
         numbers = (columns,) if isinstance(columns, int | np.integer) else columns
         if not isinstance(numbers, Sequence | np.ndarray) or not len(numbers):
             raise KernelError(f"A kernel is of columns by their numbers, and not of {self.columns!r:.50}.")

@@ -54,6 +54,13 @@ def test_numbers_are_taken_from_numpy_and_zeros_have_no_sign():
     assert kernels.Product((kernels.Linear() * kernels.Gaussian(), kernels.Cosine())).factors[2] == kernels.Cosine()
 
 
+def test_columns_of_a_data_frame_are_parameters():
+    pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
+    scales, means = pd.Series([1.0, 2.0], index=["a", "b"]), pd.Series([5, 6])
+    assert kernels.Gaussian(scales) == kernels.Gaussian((1.0, 2.0))
+    assert kernels.Standardize(means, scales) == kernels.Standardize((5.0, 6.0), (1.0, 2.0))
+
+
 def test_masked_values_are_refused():
     with pytest.raises(InvalidInputError, match="masked values"):
         kernels.Linear()(np.ma.masked_greater(np.ones((2, 2)), 0.5))
