@@ -148,9 +148,8 @@ def _save(state: _State, rng: np.random.RandomState, checkpoint: Checkpoint) -> 
         "largest": np.array(state.largest_residuals),
         "generator": generator["key"],
     }
-    checkpoint.save(
-        {"position": generator["pos"], "pivots": len(state.numbers), "certified": state.n_pivots_at_recompute}, arrays
-    )
+    numbers = {"position": generator["pos"], "pivots": len(state.numbers), "recomputed": state.n_pivots_at_recompute}
+    checkpoint.save(numbers, arrays)
 
 
 def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoint) -> _State:
@@ -163,7 +162,8 @@ def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoin
     rows, residuals = passes.take_rows(numbers), allocate_row_values(passes.source.shape[0])
     checkpoint.read_into(residuals[:, np.newaxis], "residuals")
     lengths, largest = (cast("Array", load(name)) for name in ("lengths", "largest"))
-    return _State(residuals, factor, numbers, rows, lengths, largest.tolist())
+    recomputed = int(checkpoint.numbers["recomputed"])
+    return _State(residuals, factor, numbers, rows, lengths, largest.tolist(), recomputed)
 
 
 def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:

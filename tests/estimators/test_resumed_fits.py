@@ -7,6 +7,7 @@ from dkfm import ExactFeatureMap, KernelPCA, kernels
 from dkfm.errors import ConvergenceError
 from dkfm.estimators.fitting import eigenproblem_setup, feature_maps, fit_certificates
 from dkfm.gram import matrix_free, row_passes, streamed_pivots
+from dkfm.gram.fit_checkpoints import Checkpoint
 from dkfm.gram.product_costs import ProductMethod
 from dkfm.gram.stored_gram import StoredGram
 from helpers.harness import left
@@ -100,6 +101,31 @@ def test_killed_rounds_go_on(options, rng, tmp_path, monkeypatch, kill_at):
         np.testing.assert_array_equal(found, truth)
         assert len(calls) == rounds - at + 1
         assert left(tmp_path / "w") == []
+
+
+def test_the_state_after_each_round_is_read_as_it_was(rng, tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", rng.normal(size=(900, 3)))
+    take_small_rounds(monkeypatch)
+    given, recomputed = [], set()
+    run_round, save = streamed_pivots._run_round, streamed_pivots._save
+
+    def save_and_read(state, draws, checkpoint):
+        state.n_pivots_at_recompute = len(state.numbers) - 1  # as if a pass had preceded this round
+        save(state, draws, checkpoint)
+        found = streamed_pivots._resume(
+            given[-1][1], np.random.RandomState(1), Checkpoint(checkpoint._folder, checkpoint._identity)
+        )
+        for name in ("residuals", "numbers", "rows", "pivot_norms", "largest_residuals", "n_pivots_at_recompute"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(state, name))
+        np.testing.assert_array_equal(found.factor.lower, state.factor.lower)
+        recomputed.add(found.n_pivots_at_recompute)
+
+    monkeypatch.setattr(
+        streamed_pivots, "_run_round", lambda *arguments: (given.append(arguments), run_round(*arguments))
+    )
+    monkeypatch.setattr(streamed_pivots, "_save", save_and_read)
+    ExactFeatureMap(K, basis="cholesky", tol=1e-3, workspace=tmp_path / "w", progress=False).fit(tmp_path / "x.npy")
+    assert len(recomputed) > 2
 
 
 @pytest.mark.slow
