@@ -83,7 +83,9 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     True
     """
     if not isinstance(feature_map, ModelTransformerMixin):
-        raise InvalidInputError(f"feature_map must be a fitted feature map of dkfm's, and is {feature_map!r:.100}.")
+        raise InvalidInputError(
+            f"feature_map must be a fitted feature map of dkfm's, and is a {type(feature_map).__name__}."
+        )
     check_is_fitted(feature_map, "model_")
     head = feature_map.model_.head(feature_map._output_head_name)
     require_loaded_weights(feature_map.model_, "A folded model")

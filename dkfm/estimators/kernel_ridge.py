@@ -24,9 +24,7 @@ from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.gram import training_data
 from dkfm.gram.streamed_rows import SourceRows
-from dkfm.gram.training_data import TrainingData, TrainingRows
 from dkfm.kernels import KernelSpec
-from dkfm.numerics.model import Model
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -142,7 +140,8 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             given = estimator._read_targets(y, sample_weight, count)
             all_rows = out_of_core_rows.as_data(fitted_map.model.kernel, rows)
             data, targets = given.drop_zero_weights(all_rows)
-            options, landmarks = estimator._get_options(ridge.RidgeOptions), _landmarks_of(fitted_map.model, all_rows)
+            options = estimator._get_options(ridge.RidgeOptions)
+            landmarks = training_data.take_landmarks(fitted_map.model, all_rows)
             model, fitted, alphas = ridge.fit_in_map(
                 fitted_map, options, targets, data, landmarks, estimator._stored_estimator_class
             )
@@ -352,13 +351,6 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _landmarks_of(model: Model, rows: TrainingData) -> TrainingData:
-    """Return the landmarks of a map; those of a precomputed kernel are among the rows."""
-    if model.kernel.is_precomputed:
-        return rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
-    return TrainingRows(model.kernel, model.original_landmarks, 0)
 
 
 def _alpha_to_json(alpha: object) -> object:

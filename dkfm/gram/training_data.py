@@ -17,6 +17,7 @@ from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary_folders
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates import kernel_rounding
+from dkfm.numerics.model import Model
 from dkfm.sources.base import Source, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
@@ -240,6 +241,13 @@ def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> Trainin
     # The model owns its landmarks, because the user may change X later.
     owned = rows.copy() if copy and np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
     return TrainingRows(resolved, owned, rows.shape[1], np.arange(len(owned)))
+
+
+def take_landmarks(model: Model, rows: TrainingData | None) -> TrainingData:
+    """Return the landmarks of a model; those of a precomputed kernel are taken from its training `rows`, if given."""
+    if rows is not None and model.kernel.is_precomputed:
+        return rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
+    return TrainingRows(model.kernel, model.original_landmarks, 0)
 
 
 def drop_zero_weights(

@@ -270,7 +270,7 @@ def test_an_indefinite_kernel_is_refused_or_clipped_unless_the_penalty_outweighs
         ({"alpha": -1}, np.ones(120), "alpha must be a number >= 0"),
         ({"alpha": "cv"}, np.ones(120), "alpha must be a number >= 0"),
         ({"alpha": True}, np.ones(120), "alpha must be a number >= 0"),
-        ({"alpha": [1, 2, 3]}, np.ones((120, 2)), "alpha has 3 penalties and y has 2 targets"),
+        ({"alpha": [1, 2, 3]}, np.ones((120, 2)), "alpha has 3 penalties, and y has 2 targets"),
         ({"alpha": 1, "alphas": [1]}, np.ones(120), 'alphas are what alpha="loo" chooses from'),
         ({"alpha": "loo", "alphas": [0.0, 1]}, np.ones(120), "alphas must be numbers > 0"),
         ({"alpha": "loo", "alphas": [1e-14]}, np.ones(120), "alphas must be above the rounding"),
@@ -304,8 +304,12 @@ def test_too_little_memory_is_refused_with_both_numbers(X, monkeypatch):
 def test_one_class_and_wrong_weights_of_classes_are_refused(X):
     with pytest.raises(InvalidInputError, match="y has 1 class, 'a'"):
         dkfm.KernelRidgeClassifier().fit(X, ["a"] * 120)
-    for wrong in ({"c": 1.0}, "even"):
-        with pytest.raises(InvalidInputError, match="class_weight"):
+    for wrong, told in (
+        ({"c": 1.0}, r"class_weight: .*; it has \['c'\]"),
+        ("even", "class_weight"),
+        (3, "class_weight"),
+    ):
+        with pytest.raises(InvalidInputError, match=told):
             dkfm.KernelRidgeClassifier(class_weight=wrong).fit(X, ["a", "b"] * 60)
 
 

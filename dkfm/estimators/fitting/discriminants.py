@@ -26,7 +26,7 @@ from dkfm.gram import training_data
 from dkfm.gram.linear_systems.solver import SystemSolver
 from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions
 from dkfm.gram.matrix_free import open_matrix_free
-from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
+from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates.certificate import Certificate
@@ -205,8 +205,9 @@ def fit_in_map(
         raise NotSupportedError('shrinkage="auto" needs a Gram matrix, which fit has; give from_map a number.')
     model, root = feature_map.model, feature_map.root
     W = root.weights
-    landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
-    if X is None:
+    all_rows = None if X is None else out_of_core_rows.as_data(model.kernel, X)
+    landmarks = training_data.take_landmarks(model, all_rows)
+    if all_rows is None:
         moments, landmark_features = compute_landmark_moments(feature_map, root, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = options.make_classes(codes, np.ones(len(y)), labels)
@@ -214,7 +215,6 @@ def fit_in_map(
         del landmark_features  # freed before there is another matrix as large
         second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
-        all_rows = out_of_core_rows.as_data(model.kernel, X)
         data, weights = training_data.drop_zero_weights(all_rows, sample_weight)
         weighted = y if data is all_rows else y[cast("Indices", data.original_row_indices)]
         labels, codes = np.unique(weighted, return_inverse=True)
@@ -223,8 +223,6 @@ def fit_in_map(
         sums, second = out_of_core_rows.compute_feature_moments(
             model.original_landmarks, root, data, classes, workspace
         )
-        if model.kernel.is_precomputed:
-            landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
     heads = fisher.make_discriminant_heads(result, classes, options.n_components)
     fitted_model = cast_model(Model(model.kernel, model.original_landmarks, heads), model.dtype)

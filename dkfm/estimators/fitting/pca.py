@@ -21,7 +21,7 @@ from dkfm.execution.stage_log import log_stage
 from dkfm.gram import fit_checkpoints
 from dkfm.gram.fit_checkpoints import NO_CHECKPOINT, LanczosCheckpoint
 from dkfm.gram.product_costs import ProductCost, ProductMethod
-from dkfm.gram.training_data import TrainingData, TrainingRows, drop_zero_weights
+from dkfm.gram.training_data import TrainingData, TrainingRows, drop_zero_weights, take_landmarks
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.kernel_specs import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
@@ -302,28 +302,25 @@ def fit_in_map(
     Without X, the landmarks are the training rows. See `KernelPCA.from_map`.
     """
     model, root = feature_map.model, feature_map.root
-    landmarks_only = X is None
-    landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
-    if landmarks_only:
+    all_rows = None if X is None else out_of_core_rows.as_data(model.kernel, X)
+    landmarks = take_landmarks(model, all_rows)
+    if all_rows is None:
         moments = compute_landmark_moments(feature_map, root, sample_weight)[0]
     else:
-        all_rows = out_of_core_rows.as_data(model.kernel, X)
         data, weighted, total = _weigh_rows(all_rows, sample_weight)
         (first,), second = out_of_core_rows.compute_feature_moments(
             model.original_landmarks, root, data, weighted, feature_map.workspace
         )
         moments = Moments(second, first / total, total, data.indexable_rows.shape[0])
-        if model.kernel.is_precomputed:
-            landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     components = kernel_components.solve_components_of_map(root.weights, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer, tiles = prepare_scorer(fitted_model), landmarks.iter_row_tiles()
-    if landmarks_only:
+    if all_rows is None:
         measured = certify_components(scorer, components.eigenvalues, tiles)
     else:
         measured = certify_principal_axes(scorer, components.eigenvalues, tiles, moments.weight)
     warn_of_rounding(measured, fitted_model, limits=COMPONENT_LIMITS)
-    return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
+    return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, all_rows is None
 
 
 def _weigh_rows(all_rows: TrainingData, sample_weight: object) -> tuple[TrainingData, WeightedRows, float]:

@@ -86,7 +86,8 @@ class RidgeOptions:
             raise InvalidInputError('alphas are what alpha="loo" chooses from, and alpha is a number.')
         penalties = _as_penalties(self.alpha, 'alpha must be a number >= 0, one for each target, or "loo"')
         if penalties.size not in (1, count):
-            raise InvalidInputError(f"alpha has {penalties.size} penalties and y has {count} targets.")
+            targets = f"{count} target{'s' * (count > 1)}"
+            raise InvalidInputError(f"alpha has {penalties.size} penalties, and y has {targets}.")
         return np.broadcast_to(penalties, (count,)).copy()
 
     def make_alpha_grid(self, diagonal: Array) -> Array:
@@ -356,6 +357,7 @@ def weigh_classes(
         try:
             factors = compute_class_weight(class_weight, classes=classes, y=classes[codes])
         except ValueError as error:
-            raise InvalidInputError(f"class_weight: {extract_reason(error)}.") from None
+            given = f"; it has {[*class_weight]!r:.100}" if isinstance(class_weight, Mapping) else ""
+            raise InvalidInputError(f"class_weight: {extract_reason(error)}{given}.") from None
     weighed: Array = weights * factors[codes]
     return weighed

@@ -5,13 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, cast
 
-import numpy as np
-
-from dkfm.core.rows import Array, Rows, as_float64, as_rows
+from dkfm.core.rows import Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.stored.class_labels import classes_from_record
 from dkfm.execution.scoring_threads import open_certificate_scorer
-from dkfm.gram.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
+from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame, take_landmarks
 from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.model import Model
@@ -116,11 +114,7 @@ class StoredEstimator(ABC):
         model, n = self.model, self.model.landmarks.shape[0]
         if model.kernel.is_precomputed and X is None:
             raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
-        if model.kernel.is_precomputed:
-            indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
-            landmarks = as_training_data(model.kernel, X).subset(indices)
-        else:
-            landmarks = TrainingRows(model.kernel, model.original_landmarks, 0)
+        landmarks = take_landmarks(model, as_training_data(model.kernel, X) if model.kernel.is_precomputed else None)
         with open_certificate_scorer(model, self.output_head_name, n) as scorer:
             measured = self._certify(scorer, landmarks)
             fitted = cast("Certificate", self.values["certificate"])
