@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -145,6 +146,24 @@ def test_what_dkfm_did_not_write_stays_in_the_folder_of_a_state(tmp_path, state)
     assert (folder / "more" / "a.npy").read_text() == "mine"
     leave_state(tmp_path, ({"step": 3}, {"a": np.arange(3.0)}))  # and the folder is used again
     assert found(tmp_path)[0] == {"step": 3}
+
+
+def test_no_other_process_takes_a_folder_before_it_is_emptied(tmp_path, monkeypatch):
+    leave_state(tmp_path, ({"step": 1}, {"a": np.arange(3.0)}))
+    (folder,) = tmp_path.iterdir()
+    (folder / "notes.txt").write_text("mine")
+    taken, unlink = [], Path.unlink
+
+    def enter_and_unlink(path):
+        if path.parent == folder:
+            with opened(tmp_path) as other:
+                taken.append((path.name, other is not fit_checkpoints.NO_CHECKPOINT))
+        unlink(path)
+
+    with opened(tmp_path):
+        monkeypatch.setattr(Path, "unlink", enter_and_unlink)
+    assert [name for name, _ in taken][0::2] == ["state.json", "lock"]
+    assert not any(is_taken for _, is_taken in taken)
 
 
 @pytest.mark.slow
