@@ -6,14 +6,21 @@ from pathlib import Path
 import numpy as np
 
 from dkfm.core.rows import Array, Rows
+from dkfm.errors import DamagedStoreError
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.linear_systems import tiled_solves
+from dkfm.gram.linear_systems.tile_store import TileStore
 from dkfm.gram.linear_systems.tiled_cholesky import open_tiled_factor
 from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.serialization import is_code_free
+from dkfm.numerics.roots import EPS
 
 _TOLERANCE = 1e-13
 """Residual, relative to the right side, that no further refinement is tried for."""
+
+_MAX_BACKWARD_ERROR = 1000 * EPS
+"""``|A c - b|``, relative to ``tr(A) |c|``, above which a factor is that of another matrix: its own leave 0.4 eps."""
 
 _MAX_REFINEMENTS = 3
 """Largest number of refinements; it ends when one does not halve the residual."""
@@ -65,6 +72,8 @@ def solve_system(
         The matrix is not positive definite.
     BudgetError
         A tile does not fit in memory, or the factor on the disk.
+    DamagedStoreError
+        The factor that was kept in the workspace is not that of this matrix.
     """
     workspace, progress, roots = options.workspace, options.progress, np.sqrt(weights)[:, np.newaxis]
     with open_tiled_factor(
@@ -78,6 +87,9 @@ def solve_system(
                 return rest, _relative_norms(rest, right)
 
             rest, residuals = measure(values)
+            if workspace is not None and is_code_free(kernel):  # functions may return other values each time
+                trace = float((weights * kernel.evaluate_diagonal(X)).sum()) + len(weights) * alpha
+                _require_factor_of_matrix(factor, rest, values, trace)
             for _ in range(_MAX_REFINEMENTS):
                 if residuals.max(initial=0.0) <= _TOLERANCE:
                     break
@@ -92,6 +104,19 @@ def solve_system(
         log_stage("solve", f"residual of the system {worst:.1e} of its right side", rows=len(right), residual=worst)
         diagonal = tiled_solves.compute_inverse_diagonal(factor, progress=progress) if inverse_diagonal else None
     return SystemSolution(values, residuals, diagonal)
+
+
+def _require_factor_of_matrix(factor: TileStore, rest: Array, values: Array, trace: float) -> None:
+    """Raise a DamagedStoreError unless the residuals of first solutions are those of a factor of the matrix.
+
+    It has the `trace`. Tiles have checksums, which those of another factor have, too.
+    """
+    from scipy.linalg import blas
+
+    # These norms neither overflow nor underflow where their squares would.
+    norms, sizes = (np.array([blas.dnrm2(column) for column in columns.T]) for columns in (rest, values))
+    if (norms > _MAX_BACKWARD_ERROR * (trace * sizes)).any():
+        raise DamagedStoreError(f"{factor.root} does not hold the factor of this matrix; delete it and fit again.")
 
 
 def _relative_norms(rest: Array, right: Array) -> Array:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from dkfm.errors import BudgetError, ConvergenceError, NotPSDError
+from dkfm.errors import BudgetError, ConvergenceError, DamagedStoreError, NotPSDError
 from dkfm.execution import memory
 from dkfm.gram.linear_systems import iterative_solver, solver, tiled_direct_solver
 from dkfm.gram.linear_systems.iterative_solver import IterativeSolver, count_pivots, preconditioner_bytes
@@ -61,6 +61,41 @@ def test_auto_does_not_try_gradients_without_time_or_memory_or_for_an_inverse(sy
     found = SystemSolver(KERNEL, X, weights, "auto", OPTIONS).solve(0.1, B, inverse_diagonal=reason == "inverse")
     if reason == "inverse":
         np.testing.assert_allclose(found.inverse_diagonal, np.linalg.inv(A).diagonal(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("pair", [(0, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize("changed", ["alpha", "a row"])
+def test_a_tile_of_another_factor_is_found(system, tmp_path, pair, changed):
+    X, weights, B, _ = system
+    other, alpha = X.copy(), 0.1
+    if changed == "alpha":
+        alpha *= 1 + 1e-6
+    else:
+        other[pair[1] * 100] += 1e-6
+
+    def solve(X, alpha, folder):
+        options = SystemOptions(tile_rows=100, workspace=tmp_path / folder)
+        return SystemSolver(KERNEL, X, weights, "tiled", options).solve(alpha, B)
+
+    truth = solve(X, 0.1, "mine").values
+    np.testing.assert_array_equal(solve(X, 0.1, "mine").values, truth)  # from the kept factor
+    solve(other, alpha, "theirs")
+    mine, theirs = (next((tmp_path / name).glob("factor-*")) for name in ("mine", "theirs"))
+    name = f"factor/c/{pair[0]}/{pair[1]}"
+    (mine / name).write_bytes((theirs / name).read_bytes())
+    with pytest.raises(DamagedStoreError, match=r"factor-.* does not hold the factor of this matrix; delete it"):
+        solve(X, 0.1, "mine")
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("alpha", [1e-9, 1e-3, 10.0])
+def test_a_kept_factor_of_any_scale_and_condition_is_that_of_its_matrix(rng, tmp_path, scale, alpha):
+    X, weights = rng.normal(size=(200, 2)) + 1e3, rng.uniform(1e-6, 1.0, 200) ** 3
+    options = SystemOptions(tile_rows=64, workspace=tmp_path)
+    found = SystemSolver(scale * Gaussian(5.0), X, weights, "tiled", options).solve(
+        scale * alpha, rng.normal(size=(200, 2))
+    )
+    assert np.isfinite(found.values).all()
 
 
 def test_gradients_that_do_not_converge_or_fit_say_so(system, monkeypatch):
