@@ -340,7 +340,11 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     def predict_proba(self, X: object) -> Array: ...
 
     def predict_proba(self, X: object) -> Predictions:
-        """Return the probabilities (n, C) of the classes for rows X; lazily for dask collections."""
+        """Return the probabilities (n, C) of the classes for rows X; lazily for dask collections.
+
+        They are those of linear discriminant analysis, too near 0 and 1 for new rows if the feature space has many
+        dimensions; `sklearn.calibration.CalibratedClassifierCV` calibrates them.
+        """
         return self._compute_output("predict_proba", X)
 
     def predict_log_proba(self, X: object) -> Predictions:
