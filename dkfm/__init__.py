@@ -1,6 +1,6 @@
 """dkfm: exact, explicit, finite-dimensional feature maps of any kernel, built and applied with Dask.
 
-Modules are imported when a name of theirs is first used, so that ``import dkfm`` is fast.
+Each module is imported when one of its names is first used, so that ``import dkfm`` is fast.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Size a scoring job before it exists: its tasks, bytes, hours and machines, and the limit of its scheduler."""
+"""Size a scoring job in advance: its tasks, bytes, hours and machines, and the limit of its scheduler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,31 +10,32 @@ from dkfm.core.display.quantities import format_bytes, format_seconds
 from dkfm.errors import BudgetError, InvalidInputError
 
 _MAX_SCHEDULER_SHARE = 0.25
-"""Largest share of its time that a scheduler may work: it has bursts, and answers workers and dashboards too."""
+"""Largest share of its time that a scheduler may spend on tasks; load varies, and it answers workers and dashboards."""
 
 _HOUR = 3600.0
 
 _PYTHON_BYTES = 2 * 10**8
-"""Bytes of Python and its libraries in a worker."""
+"""Memory of Python and its libraries in a worker, in bytes."""
 
 _PLANNED_SHARE = 0.6
-"""Share of the memory limit of a worker that tasks may take: beyond it, Dask spills and pauses."""
+"""Share of the memory limit of a worker that tasks may take: beyond it, Dask spills to disk and pauses."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Costs of the parts of a job on a machine; `dkfm bench --json` measures them, the defaults are assumptions.
+    """Costs of the parts of a job on a machine, measured by `dkfm bench --json`; the defaults are assumptions.
 
     Attributes
     ----------
     value_seconds : float
         Seconds of one thread for one float64 kernel value, without its multiplications.
     product_seconds : float
-        Seconds of one thread for one multiplication and addition: a kernel value needs d, and one for each output.
+        Seconds of one thread for one multiplication and addition. A kernel value needs d of them, and one for each
+        output.
     scheduler_seconds : float
         Seconds of the scheduler's thread for one task.
     read_bytes, write_bytes : float
-        Bytes per second that one thread reads, or writes durably and reads back, while all other threads do so too.
+        Bytes per second that one thread reads, or writes durably and reads back, while all threads do the same.
 
     Examples
     --------
@@ -59,12 +60,12 @@ class Constants:
 
     @classmethod
     def from_report(cls, report: Mapping[str, object]) -> "Constants":
-        """Return the constants of a report of `dkfm bench --json`; missing ones have their defaults.
+        """Return the constants in a report of `dkfm bench --json`; missing constants have their default values.
 
         Raises
         ------
         InvalidInputError
-            The report has no constants, an unknown one, or one that is not a number.
+            The report has no constants, an unknown constant, or one that is not a number.
         """
         measured, known = report.get("constants"), {field.name for field in fields(cls)}
         if not isinstance(measured, Mapping) or not set(measured) <= known:
@@ -86,15 +87,16 @@ class Sizing:
     chunk_rows : int
         Rows of a task.
     asked : bool
-        Whether `chunk_rows` differs from that of a plan, so that `chunk_rows=` (`--chunk-rows`) has to be given.
+        Whether `chunk_rows` differs from the default of `plan_score`, so that `chunk_rows=` (`--chunk-rows`) must be
+        given.
     machines, cores : int
-        Number of machines, and of the cores of each; a machine has one worker with a thread for each core.
+        Number of machines, and number of cores of each. A machine has one worker with a thread for each core.
     task_bytes, model_bytes : int
-        Bytes of memory of a task, and bytes that all tasks of a worker share.
+        Memory of a task, and memory that all tasks of a worker share, in bytes.
     read_bytes, written_bytes : int
         Bytes of all float64 rows, and of all scores.
     task_seconds : float
-        Seconds of a thread for a task: arithmetic, reading and writing one after the other.
+        Seconds of a thread for a task: arithmetic, reading and writing in sequence.
     scheduler_seconds : float
         Seconds of the scheduler for a task.
     """
@@ -131,7 +133,7 @@ class Sizing:
 
     @property
     def memory_limit(self) -> int:
-        """Bytes of `memory:` or `--memory-limit` of a worker: for Python too, and with what Dask keeps free."""
+        """Memory limit of a worker in bytes (`memory:`, `--memory-limit`), with Python and what Dask keeps free."""
         return ceil((self.worker_bytes + _PYTHON_BYTES) / _PLANNED_SHARE)
 
     @property
@@ -146,7 +148,7 @@ class Sizing:
 
     @property
     def scheduler_share(self) -> float:
-        """Share of its time that the scheduler works; above 1 it is the limit."""
+        """Share of its time that the scheduler is busy; above 1, the scheduler limits the job."""
         return self.tasks * self.scheduler_seconds / self._working_seconds
 
     @property
@@ -201,8 +203,8 @@ def sizing(
     cores : int
         Cores of a machine.
     chunk_rows : int, optional
-        Rows of a task. By default those of a plan, or more, where the scheduler would work for more than a quarter of
-        its time, or the job would have too many chunks.
+        Rows of a task. The default is that of `plan_score`, or more if the scheduler would be busy for more than a
+        quarter of its time or the job would have too many chunks.
     itemsize : int
         Bytes of a value of the model: 8 for float64, 4 for float32.
     constants : Constants
@@ -289,13 +291,13 @@ class _Job:
         )
 
     def _least_chunk_rows(self, threads: int) -> int:
-        """Return the fewest chunk rows that neither overload the scheduler nor make too many chunks."""
+        """Return the smallest number of chunk rows that neither overloads the scheduler nor gives too many chunks."""
         wanted = threads * self.constants.scheduler_seconds / (_MAX_SCHEDULER_SHARE * self.row_seconds)
         each = self.rows / (threads * max(1, wanted, count_tiles(self.rows, chunking.MAX_CHUNKS)))
         return count_tiles(self.rows, threads * max(1, int(each)))
 
     def describe_remedy(self, size: Sizing) -> str:
-        """Return what to do about a job that no machines finish in time."""
+        """Return a remedy for a job that no number of machines finishes in time."""
         if size.scheduler_share >= 1:
             rows = self._least_chunk_rows(size.threads)
             return f"the scheduler is the limit, and chunk_rows of {rows} leave it its time"

@@ -1,6 +1,6 @@
 """Provide the scikit-learn estimators: their parameters, validation and fitted attributes.
 
-Modules are imported when a name of theirs is first used, because scikit-learn takes seconds to import.
+Each module is imported when one of its names is first used, because scikit-learn takes seconds to import.
 """
 
 from collections.abc import Collection
@@ -51,7 +51,7 @@ _DEFINING_MODULES = {
 }
 
 _REGISTRY = tuple(name for name in _DEFINING_MODULES if name not in ("KernelEstimator", "ScoringMixin", "fold"))
-"""Names of the classes that a store may name."""
+"""Names of the estimator classes that a store may hold."""
 
 
 def __getattr__(name: str) -> object:
@@ -63,15 +63,15 @@ def __getattr__(name: str) -> object:
 def load(path: str | Path, *, trusted: Collection[str] = ()) -> "KernelEstimator | Folded":
     """Load a fitted estimator that `save` wrote, without running code of the store.
 
-    It has the parameters that describe its model. Those that say how to fit it are not stored, as `landmarks`, `alphas`
-    or `workspace`: make a new estimator to fit again.
+    The estimator has the parameters that describe its model. Parameters of the fit, such as `landmarks`, `alphas` or
+    `workspace`, are not stored: create a new estimator to fit again.
 
     Parameters
     ----------
     path : str or Path
         Path of the store, or a URL of fsspec such as ``s3://bucket/model``.
     trusted : collection of str, default=()
-        Your functions, as ``module:function``, that may be imported and run as the kernel of the estimator.
+        Names ``module:function`` of your functions that may be imported and run as the kernel of the estimator.
 
     Returns
     -------

@@ -45,7 +45,7 @@ def check_dtype(dtype: object) -> np.dtype[np.floating]:
     try:
         parsed: np.dtype[np.floating] = np.dtype(dtype)  # type: ignore[call-overload]  # any object may come
     except TypeError:
-        parsed = np.dtype(np.float16)  # refused below
+        parsed = np.dtype(np.float16)  # raises below
     if parsed.name not in _PRECISIONS:
         raise InvalidInputError(f"dtype must be one of {', '.join(_PRECISIONS)}, and is {dtype!r}.")
     return parsed
@@ -92,7 +92,7 @@ class KernelEstimator(ScoringMixin):
         return training_data
 
     def _log_fit(self, data: TrainingData) -> None:
-        """Log the size of a fit that starts."""
+        """Log that a fit starts, and its size."""
         n, name = data.indexable_rows.shape[0], type(self).__name__
         log_stage("fit", f"{name} of {n:,} rows with {shorten(repr(data.kernel))}", rows=n, estimator=name)
 
@@ -128,8 +128,8 @@ class KernelEstimator(ScoringMixin):
         self._set_model(model)
 
     def _fit_stored_rows(self, X: object, streams: bool, *arguments: object) -> Self:
-        """Fit to stored or lazy rows; if they change meanwhile, the estimator is as before."""
-        fitted = copy.copy(self)  # it shares a random state, which goes on
+        """Fit to stored or lazy rows; leave the estimator unchanged if they change meanwhile."""
+        fitted = copy.copy(self)  # it shares the random state of this estimator, which advances
         with out_of_core_rows.open_stored_rows(X, streams) as (rows, names):
             fitted.fit(rows, *arguments)
             if names is not None:
@@ -138,12 +138,12 @@ class KernelEstimator(ScoringMixin):
         return self
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
-        """Return the parameters, those of the kernel as ``kernel__<name>``, for example for a grid search."""
+        """Return the parameters; those of the kernel are named ``kernel__<name>``, for example for a grid search."""
         params: dict[str, object] = super().get_params(deep=deep)
         return params | (_list_parameters("kernel", self.kernel) if deep else {})
 
     def set_params(self, **params: object) -> Self:
-        """Set parameters, including those of the kernel, ``kernel__<name>``."""
+        """Set parameters, including parameters ``kernel__<name>`` of the kernel."""
         values = {name.removeprefix("kernel__"): params[name] for name in params if name.startswith("kernel__")}
         kernel = params.get("kernel", self.kernel)
         if values and isinstance(kernel, Kernel) and is_dataclass(kernel):
@@ -170,7 +170,7 @@ class KernelEstimator(ScoringMixin):
         ----------
         X : array-like of shape (m, d), default=None
             New points for a feature map, paired with the landmarks and with each other. For a precomputed kernel, X is
-            required: the Gram matrix of the fit, which the model does not keep.
+            required and is the Gram matrix of the fit, which the model does not keep.
 
         Returns
         -------
@@ -181,7 +181,7 @@ class KernelEstimator(ScoringMixin):
         ------
         CertificateError
             The certificate is more than ten times worse than at the fit, because weights, landmarks or kernel have
-            changed; or the error on new points is larger than the rank of the map, or their residuals, explain.
+            changed; or the error on new points is larger than the rank of the map or their residuals explain.
         """
         check_is_fitted(self, "model_")
         return self._to_stored().verify(X, self._check_rows)
@@ -194,7 +194,7 @@ class KernelEstimator(ScoringMixin):
 
     @contextmanager
     def _open_rows(self, X: object) -> Iterator[object]:
-        """Yield the rows of another fit, if any: stored ones where they are, others in memory, checked for columns."""
+        """Yield the checked rows of another fit, if any: stored rows as a source, others in memory."""
         with ExitStack() as stack:
             if out_of_core_rows.is_stored_or_lazy(X, self.model_.kernel, streams=True):
                 names = getattr(self, "feature_names_in_", None)
@@ -248,7 +248,7 @@ def _list_fields(kernel: object) -> list[str]:
 
 
 def _list_parameters(name: str, kernel: object) -> dict[str, object]:
-    """Return the parameters of a kernel, and of kernels in it, by their names as scikit-learn nests them."""
+    """Return the parameters of a kernel, and of kernels in it, by scikit-learn's nested names ``name__name``."""
     found: dict[str, object] = {}
     for field in _list_fields(kernel):
         value, nested = getattr(kernel, field), f"{name}__{field}"
@@ -257,7 +257,7 @@ def _list_parameters(name: str, kernel: object) -> dict[str, object]:
 
 
 def _replace_parameters(kernel: Kernel, values: Mapping[str, object]) -> Kernel:
-    """Return a kernel with other parameters, ``name``, and parameters of kernels in it, ``name__name``."""
+    """Return a kernel with new values of parameters ``name``, and of parameters ``name__name`` of kernels in it."""
     known, own = sorted(name.removeprefix("__") for name in _list_parameters("", kernel)), _list_fields(kernel)
     if unknown := sorted(set(values).difference(known)):
         raise InvalidInputError(f"{kernel!r} has the parameters {known}, and not {unknown}.")
@@ -271,7 +271,7 @@ def _replace_parameters(kernel: Kernel, values: Mapping[str, object]) -> Kernel:
 
 
 class KernelTransformer(ModelTransformerMixin, KernelEstimator):
-    """Base class of those estimators that transform rows."""
+    """Base class of the estimators that transform rows."""
 
 
 def _to_json_value(value: object) -> object:

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 class ExactFeatureMap(KernelTransformer):
     """Exact, explicit, finite-dimensional feature map of a kernel.
 
-    The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]`` has ``<phi(x_n), phi(z)> = k(x_n, z)`` for every row z, up
-    to rounding. In the spectral and the cholesky basis that is rounding of the pair's own scale
-    ``sqrt(k(x, x) k(z, z))``, because the root is one of the scaled Gram matrix ``A = D^(-1) K D^(-1)``,
-    ``D = diag(sqrt k(x_n, x_n))``; `basis` says when it is in the symmetric one.
+    The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]`` satisfies ``<phi(x_n), phi(z)> = k(x_n, z)`` for every row z,
+    up to rounding. The spectral and the cholesky basis use a root of the scaled Gram matrix ``A = D^(-1) K D^(-1)``
+    with ``D = diag(sqrt k(x_n, x_n))``, so the rounding error of a pair is relative to ``sqrt(k(x, x) k(z, z))``. The
+    symmetric basis uses a root of A or of K; see `basis`.
 
     Parameters
     ----------
@@ -51,36 +51,36 @@ class ExactFeatureMap(KernelTransformer):
     kernel_params : mapping, default=None
         Parameters of a named kernel, or keyword arguments of a callable.
     basis : {"symmetric", "spectral", "cholesky"}, default="symmetric"
-        Basis of the features; inner products are the same in each. "symmetric" has one feature per landmark, with the
-        root of A if k(x, x) spans more than a factor of 1e4 and A has a condition of at most 1e8, else with that of K.
-        "spectral" has as many as the rank, orthogonal over X if all k(x, x) are equal. "cholesky" has one
-        for each pivot, as many as the rank, and is the fastest to fit and to map.
+        Basis of the features; inner products are the same in each. "symmetric" has one feature per landmark. It uses
+        the root of A if k(x, x) spans more than a factor of 1e4 and the condition number of A is at most 1e8, else the
+        root of K. "spectral" has as many features as the rank; they are orthogonal over X if all k(x, x) are equal.
+        "cholesky" has one feature per pivot, as many as the rank, and is the fastest to fit and to map.
     centered : bool, default=False
         Whether to subtract the mean of the training features (the paper's psi).
     landmarks : array-like or {"uniform", "kmeans", "pivots", "random_pivots"}, default=None
         Landmarks, for which the map is exact: indices of training rows (n,), points (n, d), or a selector of
         `n_landmarks` landmarks; None is all training rows. "uniform" draws rows at random. "kmeans" takes the cluster
-        centres of scikit-learn's KMeans. "pivots" takes in each step the row of whose k(x, x) earlier pivots leave the
-        largest share. "random_pivots" draws rows with probabilities proportional to these shares.
+        centres of scikit-learn's KMeans. "pivots" selects in each step the row with the largest relative residual: the
+        share of its k(x, x) that earlier pivots leave. "random_pivots" draws rows in proportion to these residuals.
     n_landmarks : int, default=None
-        Number of landmarks of a selector. It is required, except for "pivots", where None is the rank.
+        Number of landmarks that a selector chooses. It is required, except for "pivots", where None is the rank.
     certify : {"all", "sample"}, default="all"
-        Training rows that the error bound and the certificate visit. "all" maps each of them, O(N n_landmarks^2): with
-        500 landmarks of 100,000 rows, nine tenths of the fit. "sample" visits 1,024 rows, drawn with `random_state`,
-        and the features are the same. What holds for every training row is then not known: there is no `error_bounds_`,
-        `error_bound_` or `max_similarity_`, `truncate` takes no `tol`, and ``tol`` and ``on_indefinite="clip"`` are
-        refused. A kernel that is indefinite, or not finite, on other rows may go unnoticed. Where the fit visits all
-        rows anyway, "sample" is the same as "all": all rows are landmarks, a selector of pivots has the cholesky basis,
-        or there are at most 1,024 rows.
+        Training rows at which the error bound and the certificate are measured. "all" maps every row, which costs
+        O(N n_landmarks^2): nine tenths of the fit for 500 landmarks of 100,000 rows. "sample" maps 1,024 rows, drawn
+        with `random_state`; the features are the same. There is then no `error_bounds_`, `error_bound_` or
+        `max_similarity_`, `truncate` takes no `tol`, and ``tol`` and ``on_indefinite="clip"`` are refused. A kernel
+        that is indefinite, or not finite, on other rows may go unnoticed. "sample" equals "all" for at most 1,024 rows,
+        and where a fit visits all rows anyway: all are landmarks, or pivots are selected in the cholesky basis.
     tol : float, default=None
         Acceptable error bound: the map keeps the smallest rank that meets it. None is the limit set by rounding.
     rcond : float, default=None
         Eigenvalues of A up to ``rcond * lambda_max`` count as zero; None is ``4 eps``. Not for the cholesky basis.
     build : {"auto", "gram", "columns", "rounds", "tiled"}, default="auto"
-        How to find pivots: in the Gram matrix; column by column without it, for far more rows of low rank; or in rounds
-        over tiles of rows, which hold neither, on threads or on a cluster. "auto" takes rounds for stored rows, and
-        where nothing else fits in memory, else the lower predicted cost of the others. "tiled" is for rows of full rank
-        beyond memory: all are pivots of a factor in tiles on disk, and the map reads its weights from `workspace`.
+        How to find pivots. "gram" uses the Gram matrix. "columns" computes only columns of it, for many rows of low
+        rank. "rounds" passes over tiles of rows, on threads or on a cluster, and holds neither. "auto" is "rounds" for
+        stored rows and where nothing else fits in memory, else the faster of the two others by prediction. "tiled" is
+        for rows of full rank beyond memory: its factor is in tiles on disk, every row is a pivot, and the map reads its
+        weights from `workspace`.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action for a kernel that is not positive semi-definite: raise an error, or drop its negative part and warn. A
         clipped map keeps all eigenvalues above rounding, ``4 eps max |lambda|``; `verify` does not judge new points.
@@ -89,10 +89,10 @@ class ExactFeatureMap(KernelTransformer):
     random_state : int, RandomState or None, default=None
         Seed of the selectors that draw at random, and of the rows of `certify="sample"`.
     tile_rows : int, default=None
-        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+        Rows and columns of a tile of the Gram matrix; None is 2,048. A matrix of one tile is not stored.
     workspace : path, default=None
-        Folder for the Gram matrix, for how far rounds of pivots are, so that a fit that was killed goes on, and for a
-        large model of dask arrays; None is a temporary directory, and nothing is kept.
+        Folder for the Gram matrix, for the state of rounds of pivots, from which a killed fit resumes, and for a large
+        model that tasks on dask arrays read. None is a temporary directory, which is removed.
     progress : bool, default=True
         Whether to show the Gram tiles done and the predicted time of the root, if that is more than 2 seconds.
 
@@ -103,35 +103,35 @@ class ExactFeatureMap(KernelTransformer):
     kernel_ : Kernel
         Fitted kernel, with all parameters resolved.
     eigenvalues_ : ndarray of shape (rank,)
-        Eigenvalues of A (or K) kept, in descending order; not in the cholesky basis.
+        Kept eigenvalues of A (or K), in descending order; not in the cholesky basis.
     pivots_ : ndarray of shape (rank,)
-        Share of k(x, x) that earlier pivots left of each pivot; only in the cholesky basis.
+        Relative residual of each pivot before it was selected; only in the cholesky basis.
     scales_ : ndarray of shape (n_landmarks,)
         Diagonal of D; ones if the root is that of K, as for a clipped kernel.
     dropped_ : ndarray of shape (n_dropped,)
-        Eigenvalues that count as zero, or shares of rows that are not pivots, in descending order; of pivots that were
-        found in rounds, the largest 1,048,576. Values removed by `truncate`, `tol` or float32 come first.
+        Eigenvalues that count as zero, or relative residuals of rows that are not pivots, in descending order; after
+        rounds, the 1,048,576 largest. Values removed by `truncate`, `tol` or float32 come first.
     rank_ : int
-        Number of eigenvalues or pivots kept.
+        Number of kept eigenvalues or pivots.
     n_negative_ : int
         Number of negative values in `dropped_`.
     condition_ : float
-        Ratio of the largest to the smallest eigenvalue or pivot kept.
+        Ratio of the largest to the smallest kept eigenvalue or pivot.
     error_bounds_ : ndarray of shape (rank + 1,)
         Error bounds E by number of features kept, from 0 to `rank_`; `truncate` uses them. They satisfy
         ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))`` for every training row x and every row z, rounding
-        included, if no value underflows; of a centred map, before the mean is subtracted. Infinite for a clipped
-        kernel. Not if the rows were sampled.
+        included, if no value underflows; for a centred map, before the mean is subtracted. Infinite for a clipped
+        kernel. Not available if the rows were sampled.
     error_bound_ : float
-        Error bound of this map, the last of `error_bounds_`. Not if the rows were sampled.
+        Error bound of this map, the last of `error_bounds_`. Not available if the rows were sampled.
     certificate_ : Certificate
-        Measured error on pairs of landmarks, and the residual of each if all training rows are landmarks; of a clipped
-        kernel, against the original one. Of a centred map, `relative_error` is that before the mean is subtracted.
+        Measured error on pairs of landmarks, and the residual of each if all training rows are landmarks; for a clipped
+        kernel, against the original one. `relative_error` is measured before the mean is subtracted.
     training_certificate_ : Certificate
-        Measured error on pairs of training rows, and the residual of each. Not after `truncate`. If the rows were
-        sampled, it is that of the sample, whose size is `sampled_rows`.
+        Measured error on pairs of training rows, and the residual of each. Not available after `truncate`. If the rows
+        were sampled, it covers the sample, whose size is `sampled_rows`.
     max_similarity_ : float
-        Largest k(x, x) of a training row. Not if the rows were sampled.
+        Largest k(x, x) of a training row. Not available if the rows were sampled.
     landmark_indices_ : ndarray of shape (n_landmarks,)
         Indices of the landmarks among the training rows, if they are a selection of these.
     mean_ : ndarray of shape (n_landmarks,)
@@ -147,8 +147,8 @@ class ExactFeatureMap(KernelTransformer):
     Notes
     -----
     Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions", Theorem 1 and
-    eq. (4); eq. (9) for centred features. For two new points, `residual` bounds the error. With landmarks, it is a
-    Nystroem map (Williams and Seeger 2001); "random_pivots" are those of Chen, Epperly, Tropp and Webber, "Randomly
+    eq. (4); eq. (9) for centred features. For two new points, `residual` bounds the error. A map with landmarks is a
+    Nystroem map (Williams and Seeger 2001). "random_pivots" is the method of Chen, Epperly, Tropp and Webber, "Randomly
     pivoted Cholesky" (2022).
 
     Examples
@@ -210,7 +210,7 @@ class ExactFeatureMap(KernelTransformer):
     def fit(self, X: object, y: object = None, sample_weight: object = None, standardize: bool = False) -> Self:
         """Fit the map to training rows X.
 
-        The Gram matrix is computed on the current Dask client, or on threads of this process; its root here, once.
+        The Gram matrix is computed on the current Dask client, or on threads of this process; its root in this process.
 
         Parameters
         ----------
@@ -237,9 +237,9 @@ class ExactFeatureMap(KernelTransformer):
         X = compute_lazy_frame(X)
         kernel = make_standardizing_kernel(kernel, X, sample_weight)[0] if standardize else kernel
         require_same_columns(self.landmarks, X, "landmarks", "X")
-        # Landmarks that are chosen are copied when they are.
+        # Selected landmarks are copied when they are selected.
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
-        weights: Array = np.broadcast_to(1.0, rows.indexable_rows.shape[0])  # takes no memory
+        weights: Array = np.broadcast_to(1.0, rows.indexable_rows.shape[0])  # a view, without memory for N values
         if sample_weight is not None:
             rows, weights = drop_zero_weights(rows, sample_weight, kernel)
         self._log_fit(rows)
@@ -267,7 +267,7 @@ class ExactFeatureMap(KernelTransformer):
 
     @property
     def condition_(self) -> float:
-        """Ratio of the largest to the smallest eigenvalue or pivot kept; 1 if none is kept."""
+        """Ratio of the largest to the smallest kept eigenvalue or pivot; 1 if none is kept."""
         return roots.condition_number(self._eigenvalues_or_pivots)
 
     @property
@@ -281,7 +281,7 @@ class ExactFeatureMap(KernelTransformer):
     def truncate(self, rank: int | None = None, *, tol: float | None = None) -> Self:
         """Return a map of lower rank, without another fit.
 
-        It keeps the first features and, in the cholesky basis, the first landmarks. A symmetric map still has N.
+        It keeps the leading features and, in the cholesky basis, their landmarks. A symmetric map keeps N features.
 
         Parameters
         ----------
@@ -298,8 +298,8 @@ class ExactFeatureMap(KernelTransformer):
         Raises
         ------
         InvalidInputError
-            The rank is too large; `tol` is given, and the map knows no error bounds; or a precomputed kernel was
-            clipped: the map does not have its negative part.
+            The rank is too large; `tol` is given, but the map has no error bounds; or a precomputed kernel was
+            clipped, whose negative part the map does not keep.
 
         Examples
         --------
@@ -330,10 +330,10 @@ class ExactFeatureMap(KernelTransformer):
     def residual(self, X: object, diag: object = None) -> Array | da.Array:
         """Return the squared distances of rows, in feature space, from the span of the landmarks.
 
-        They are ``k(z, z) - |phi(z)|^2``, clipped at 0, of features that are not mostly rounding. They bound the error
-        for two new points: ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus 1e-8 of the largest
-        kernel value, and more far outside the training data unless the basis is cholesky. Those of rows of the fit are
-        smaller than those of rows like them. For a clipped kernel, residuals are neither distances nor bounds.
+        They are ``k(z, z) - |phi(z)|^2``, clipped at 0, over features that are not mostly rounding. They bound the
+        error for two new points: ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus 1e-8 of the
+        largest kernel value, or more far outside the training data unless the basis is cholesky. Training rows have
+        smaller residuals than similar new rows. For a clipped kernel, residuals are neither distances nor bounds.
 
         Parameters
         ----------
@@ -393,7 +393,7 @@ class ExactFeatureMap(KernelTransformer):
         return kernel_distances(self.kernel_, rows, rows if Y is None else self._check_rows(compute_lazy_frame(Y), "Y"))
 
     def _fitted_map(self) -> feature_maps.FittedMap:
-        """Return the parts that fits of components and discriminants in the features of this map need."""
+        """Return what a fit of components, discriminants or a regression in the features of this map needs."""
         fitted = vars(self)
         holds_all = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
         bounds, eigenvalues = fitted.get("error_bounds_"), fitted.get("eigenvalues_")

@@ -44,8 +44,8 @@ def _available_if_output(name: str) -> Callable[[_Method], _Method]:
 class Folded(ScoringMixin):
     """Linear model of features, computed as one product with kernel values.
 
-    `fold` creates it, already fitted. It has those methods of this class that the original model has. `fit` does
-    nothing, and `clone` returns the model itself.
+    `fold` creates it, already fitted. Of the methods of this class, it has those that the original model has. `fit`
+    does nothing, and `clone` returns the model itself.
 
     Attributes
     ----------
@@ -56,8 +56,8 @@ class Folded(ScoringMixin):
     classes_ : ndarray of shape (C,)
         Class labels of a classifier.
     rounding_ : float
-        Largest difference of folded and unfolded outputs of the landmarks, relative to each output's spread; not
-        available for a precomputed kernel.
+        Largest difference between folded and unfolded outputs of the landmarks, relative to the spread of an output;
+        not available for a precomputed kernel.
     model_name_, kind_ : str
         Class name of the original model, and its kind: "classifier", "regressor", "outlier_detector" or "transformer".
     n_features_in_ : int
@@ -108,7 +108,7 @@ class Folded(ScoringMixin):
     def verify(self, X: object = None) -> FoldVerification:
         """Compare the outputs for landmarks with the formula ``link(k(Z, X) W - b)``; X is ignored.
 
-        The linear model that was folded takes no part; `rounding_` compares with it.
+        The original linear model is not used; `rounding_` is the comparison with it.
 
         Raises
         ------

@@ -22,7 +22,7 @@ from dkfm.numerics.certificates import certificate, reference_scores
 from dkfm.numerics.model import Head, Model
 
 _N_RANDOM_FEATURES = 64
-"""Number of random features on which a model is checked if a precomputed kernel has no points."""
+"""Number of random feature vectors on which a model is checked if a precomputed kernel has no points."""
 
 _MAX_ROUNDING = 0.1
 """Largest difference between folded and unfolded outputs, relative to the spread of an output."""
@@ -34,9 +34,9 @@ _CONSTANT_SPREAD = 1e-6
 def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     """Fold a linear model that was trained on features into the kernel of their map.
 
-    The folded model computes ``k(Z, X) W - b`` instead of features, without a product with an N x N matrix: a row costs
-    N kernel values and N multiplications for each column of the model. It holds arrays instead of the model, so it is
-    saved without pickle, and `dkfm score` accepts it.
+    The folded model computes ``k(Z, X) W - b`` and no features, so it needs no product with an N x N matrix: a row
+    costs N kernel values, and N multiplications for each output of the model. It holds arrays instead of the original
+    model, so it is saved without pickle, and `dkfm score` accepts it.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     Returns
     -------
     Folded
-        Fitted model with those of `predict`, `decision_function`, `predict_proba` and `transform` that `model` has.
+        Fitted model. It has each of `predict`, `decision_function`, `predict_proba` and `transform` that `model` has.
 
     Raises
     ------
@@ -66,8 +66,9 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
 
     Notes
     -----
-    Features are linear in ``k(z, X)`` (Ghiasi-Shirazi and Qaraei, eq. 4), and so are linear functions of them. Folded
-    and unfolded outputs differ by at most ``64 eps (sum |k| |W_map| |A| + |b|)``, which is checked on the landmarks.
+    Features are linear in ``k(z, X)`` (Ghiasi-Shirazi and Qaraei, eq. 4), and so are linear functions of features.
+    Folded and unfolded outputs differ by at most ``64 eps (sum |k| |W_map| |A| + |b|)``, with A the coefficients of the
+    model; `fold` checks this on the landmarks.
 
     Examples
     --------
@@ -119,7 +120,7 @@ def _compose_model(base: Model, head: Head, linear: LinearModel) -> Model:
     heads: dict[str, Head] = {}
     for name, (step, link) in linear.affine_outputs.items():
         if id(step) not in composed:
-            with np.errstate(over="ignore"):  # an overflow in float32 is refused below
+            with np.errstate(over="ignore"):  # an overflow in float32 raises below
                 W, b = (array.astype(base.dtype) for array in linear_model_readers.compose_head_with_affine(head, step))
             if not (np.isfinite(W).all() and np.isfinite(b).all()):
                 raise NotSupportedError(f"The weights of {name} are not finite in {base.dtype}: it cannot be folded.")
@@ -162,13 +163,13 @@ def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> Non
 
 
 def _measure_rounding(folded: Folded, base: Model, linear: LinearModel, F: Array) -> float:
-    """Return the largest difference of folded and unfolded outputs of landmarks, relative to each output's spread."""
+    """Return the largest difference of folded and unfolded outputs of landmarks, relative to an output's spread."""
     ratios = [0.0]
     for name, (step, link) in linear.affine_outputs.items():
         if link == links.IDENTITY:
             unfolded = F.astype(np.float64) @ step.dense_weights - step.offset
             difference = np.abs(folded._get_scorer()(name, sample_landmarks(base)) - unfolded).max(axis=0)
-            # The difference of an almost constant output is relative to its magnitude.
+            # For an almost constant output, the difference is relative to its magnitude instead of its spread.
             spread = np.maximum(np.ptp(unfolded, axis=0), _CONSTANT_SPREAD * np.abs(unfolded).max(axis=0))
             ratios.append(float(np.divide(difference, spread, out=difference, where=difference != 0).max()))
     return float(np.max(ratios))  # NaN counts as largest

@@ -1,4 +1,4 @@
-"""Map scores back to rows, by ridge regression as in scikit-learn, and by a fixed-point iteration."""
+"""Map scores back to rows, by scikit-learn's ridge regression or by a fixed-point iteration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class InverseTransformMixin(KernelTransformer):
         Notes
         -----
         Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The regression uses the kernel of the fit,
-        and has no intercept. Standardized rows are regressed, and then scaled back, as by a pipeline.
+        and has no intercept. If the fit standardized the rows, their standardized values are predicted and scaled back.
         """
         check_is_fitted(self, "model_")
         if not hasattr(self, "dual_coef_"):
@@ -74,7 +74,8 @@ class InverseTransformMixin(KernelTransformer):
         X : array-like of shape (n, q)
             Scores.
         init : array-like of shape (n, d), default=None
-            Start of the iteration: to denoise, the noisy rows. None starts at the training rows of the nearest scores.
+            Start of the iteration, such as the noisy rows to denoise. None starts at the training rows with the nearest
+            scores.
         tol : float, default=1e-6
             Convergence tolerance: length of a step relative to the spread of the training rows.
         max_iter : int, default=1000

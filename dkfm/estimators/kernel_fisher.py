@@ -50,7 +50,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     ----------
     n_components : int, default=None
         Number of discriminants that `transform` returns, at most C - 1 for C classes. None is all that separate the
-        classes. Predictions always use all.
+        classes. Predictions always use all of them.
     kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn, default="linear"
         Kernel, as for `KernelPCA`.
     gamma : float, default=None
@@ -64,9 +64,9 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     shrinkage : float or "auto", default=1e-3
         Regularization ``lambda = shrinkage tr(S_w) / N`` for N training rows, independent of the basis of the feature
         space. Without it, N points in N dimensions have discriminants for any labels. "auto" selects a value from 1e-6
-        to 100 by five-fold cross-validation, without random numbers. It decomposes the Gram matrix once. Each
-        fold needs a decomposition for a kernel that may be indefinite with on_indefinite="clip", or if the rows of one
-        fold have 99 % of all k(x, x).
+        to 100 by deterministic five-fold cross-validation. It decomposes the Gram matrix once. Each fold needs its own
+        decomposition if on_indefinite="clip" and the kernel may be indefinite, or if the rows of one fold have 99 % of
+        the sum of all k(x, x).
     priors : array-like of shape (C,), default=None
         Probabilities of the classes; None is their frequencies in the training rows.
     solver : {"auto", "dense", "tiled", "cg"}, default="auto"
@@ -76,9 +76,10 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     dtype : {"float64", "float32"} or NumPy dtype, default=None
         Precision of the fitted model; None is that of the training rows. The fit itself is in float64.
     tile_rows : int, default=None
-        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+        Rows and columns of a tile of the Gram matrix; None is 2,048. A matrix of one tile is not stored.
     workspace : path, default=None
-        Folder for the Gram matrix or its factor, and a large model of dask arrays; None is a temporary directory.
+        Folder for the Gram matrix or its factor, and for a large model that tasks on dask arrays read; None is a
+        temporary directory.
     progress : bool, default=True
         Whether to show the Gram tiles done, for work of more than 2 seconds, in a notebook or a terminal (on stderr).
 
@@ -93,7 +94,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     ridge_ : float
         Regularization ``lambda``.
     ratios_ : ndarray of shape (q,)
-        Variance between the classes along each discriminant, relative to that within them plus `ridge_`; descending.
+        Variance between the classes along each discriminant, relative to the variance within them plus `ridge_`, in
+        descending order.
     means_ : ndarray of shape (C, q)
         Scores of the class means. The score of largest magnitude is positive for each discriminant.
     explained_variance_ratio_ : ndarray of shape (n_components,)
@@ -103,8 +105,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     kernel_ : Kernel
         Fitted kernel, with all parameters resolved.
     certificate_ : Certificate
-        Measured error of the scores and decisions of the training rows: their covariance within the classes, and the
-        class means, against the exact values.
+        Measured error of the scores and decisions of the training rows: their covariance within the classes and their
+        class means, compared with the exact values.
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, after `fit` with weights.
     n_features_in_ : int
@@ -178,7 +180,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     def fit(self, X: object, y: object, sample_weight: object = None, standardize: bool = False) -> Self:
         """Fit the discriminants to training rows X with labels y.
 
-        The Gram matrix is computed on the current Dask client, or on threads of this process; its factor here.
+        The Gram matrix is computed on the current Dask client, or on threads of this process; its factor in this
+        process, unless the solver is "tiled" or "cg".
 
         Parameters
         ----------
@@ -187,7 +190,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         y : array-like of shape (N,)
             Class labels: integers, bools or strings.
         sample_weight : array-like of shape (N,), default=None
-            Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" does not separate.
+            Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" keeps in one fold.
             Rows of weight 0 are left out.
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `predict` and `dkfm score` take unscaled rows.
@@ -224,7 +227,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         priors: object = None,
         sample_weight: object = None,
     ) -> Self:
-        """Fit the discriminants in the features of a fitted map, without a second N x N matrix.
+        """Fit the discriminants in the features of a fitted map, without another N x N matrix.
 
         Parameters
         ----------
@@ -233,13 +236,13 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         y : array-like of shape (n,)
             Class labels of the training rows.
         X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (n, d), default=None
-            Training rows; their features are computed in tiles, those of stored rows and of a dask collection by tasks.
-            X is required unless the landmarks of a map in the symmetric or spectral basis are all training rows.
+            Training rows. Their features are computed in tiles; tasks compute those of stored rows and of a dask
+            collection. X may be None only if all training rows are landmarks of a symmetric or spectral map.
         n_components : int, default=None
             Number of discriminants, as in the constructor.
         shrinkage : float, default=1e-3
-            Shrinkage, as in the constructor, except "auto", which needs the Gram matrix of `fit`. With 0, all features
-            must vary within the classes, beyond rounding.
+            Shrinkage, as in the constructor, except "auto", which needs the Gram matrix of `fit`. If it is 0, all
+            features must vary within the classes by more than rounding.
         priors : array-like of shape (C,), default=None
             Probabilities of the classes; None is their frequencies in the training rows.
         sample_weight : array-like of shape (n,), default=None
@@ -275,7 +278,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         return estimator._set_fitted_from_map(feature_map, model, fitted, priors=estimator._list_priors())
 
     def _discriminant_options(self) -> DiscriminantOptions:
-        """Check the parameters; return those of the discriminants."""
+        """Check the parameters; return the options of the discriminants."""
         count = None if self.n_components is None else require_count(self.n_components, "n_components")
         return DiscriminantOptions(
             count,
@@ -316,8 +319,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         Returns
         -------
         ndarray, or lazy dask array, data frame or series, of shape (n, C), or (n,) for two classes
-            Log-probabilities of the classes, up to a constant in each row; for two classes, that of the second minus
-            that of the first.
+            Log-probabilities of the classes, up to a constant in each row; for two classes, the log-probability of the
+            second class minus that of the first.
         """
         return flatten_column(self._compute_output("decision_function", X))
 
@@ -329,7 +332,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     def predict(self, X: object) -> npt.NDArray[np.generic]: ...
 
     def predict(self, X: object) -> Predictions:
-        """Return the class labels (n,) of rows X, by the largest decision value; lazily for dask collections."""
+        """Return the label (n,) of the largest decision value of each row of X, lazily for dask collections."""
         return codes_to_labels(self._compute_output("predict", X), self.classes_)
 
     @overload
@@ -348,7 +351,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         return self._compute_output("predict_proba", X)
 
     def predict_log_proba(self, X: object) -> Predictions:
-        """Return the log-probabilities (n, C) of the classes, without underflow; lazily for dask arrays."""
+        """Return the log-probabilities (n, C) of the classes, without underflow, lazily for dask arrays."""
         decision = self._compute_output("decision_function", X)
         if isinstance(decision, np.ndarray):
             return _log_probabilities(decision)

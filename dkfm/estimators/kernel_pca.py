@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class KernelPCA(InverseTransformMixin):
     """Kernel principal component analysis (kernel PCA).
 
-    A replacement for scikit-learn's `KernelPCA` with the same parameters and more. Scores are ``k(Z, X) b - e'K b``.
+    It has the parameters of scikit-learn's `KernelPCA` and more. Scores are ``k(Z, X) b - e'K b``, e = 1 / N.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ class KernelPCA(InverseTransformMixin):
     fit_inverse_transform : bool, default=False
         Whether to fit `inverse_transform`, which needs a second N x N matrix.
     eigen_solver : {"auto", "dense", "arpack", "randomized"}, default="auto"
-        "dense" is LAPACK's eigendecomposition, "arpack" is block Lanczos, unless the components are many. "randomized"
-        is Lanczos that stops after `iterated_power` products beyond the first, converged or not. "auto" is Lanczos for
-        N >= 1,400 and at most N / 40 components, or if memory is too small for all eigenvectors. Its Gram matrix is in
-        memory up to N = 4,096; above, in memory, in a store, or computed anew, as is predicted to be the fastest.
+        "dense" is LAPACK's eigendecomposition. "arpack" is block Lanczos. "randomized" is Lanczos that stops after
+        `iterated_power` products beyond the first. Above about N / 8 components, both fall back to "dense". "auto" is
+        Lanczos for N >= 1,400 and at most N / 40 components, or if memory is too small for "dense". The Gram matrix of
+        Lanczos is in memory up to N = 4,096; above, in memory, on disk or recomputed, by the lowest predicted time.
     tol : float, default=0
         Convergence tolerance of Lanczos: largest residual, relative to its eigenvalue. 0 is the limit set by rounding.
     max_iter : int, default=None
-        Most products of "arpack" or "auto" with the Gram matrix; None is 1,000, or the larger of 200 and N / 40.
+        Largest number of products with the Gram matrix; None is 1,000 for "arpack", max(200, N / 40) for "auto".
     iterated_power : int or "auto", default="auto"
         Products of "randomized" after the first. "auto" is 7, or 4 for at least N / 10 components.
     remove_zero_eig : bool, default=False
@@ -88,9 +88,9 @@ class KernelPCA(InverseTransformMixin):
         halves the cost, keeps components with an eigenvalue above 2e-7 of the largest, as scikit-learn does, and has an
         error of about 1e-6 of the largest score; more, with a warning, for inner-product kernels of rows far from 0.
     tile_rows : int, default=None
-        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+        Rows and columns of a tile of the Gram matrix; None is 2,048. A matrix of one tile is not stored.
     workspace : path, default=None
-        Folder for the Gram matrix, the state of a killed fit, and large models of dask arrays; None is a temporary one.
+        Folder for the Gram matrix, the state of a killed fit, and large models for dask arrays; None: a temporary one.
     progress : bool, default=True
         Whether to show Gram tiles done and predicted times of work over 2 seconds, in a notebook or terminal (stderr).
 
@@ -99,12 +99,12 @@ class KernelPCA(InverseTransformMixin):
     eigenvalues_ : ndarray of shape (q,)
         Eigenvalues of the centred Gram matrix, in descending order.
     eigenvectors_ : ndarray of shape (N, q)
-        Eigenvectors of unit length. The first training score near the largest magnitude is positive (`fit`).
+        Eigenvectors of unit length. After `fit`, the first training score near the largest magnitude is positive.
     explained_variance_, explained_variance_ratio_ : ndarray of shape (q,)
         Variance of each score, and its share of `total_variance_`.
     total_variance_ : float
-        Variance of the training features; after `from_map`, of those of the map. If negative eigenvalues are dropped,
-        the sum of all positive ones over `total_weight_`, or NaN after Lanczos, which does not find them all.
+        Variance of the training features; after `from_map`, of the features of the map. If negative eigenvalues are
+        dropped, the sum of all positive ones over `total_weight_`; NaN after Lanczos, which does not find all of them.
     total_weight_ : float
         Sum of the sample weights; N without weights.
     model_ : Model
@@ -122,7 +122,7 @@ class KernelPCA(InverseTransformMixin):
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, after `fit` with weights.
     certificate_ : Certificate
-        Error of the Gram matrix of the training scores against the eigenvalues, without a dropped negative part.
+        Error of the Gram matrix of the training scores against the eigenvalues; a dropped negative part is ignored.
     n_features_in_ : int
         Number of columns d of the training rows.
 
@@ -207,7 +207,7 @@ class KernelPCA(InverseTransformMixin):
     def fit(self, X: object, y: object = None, sample_weight: object = None, standardize: bool = False) -> Self:
         """Fit the components to training rows X.
 
-        The Gram matrix is computed on the current Dask client, or on threads of this process; its eigenvectors here.
+        The current Dask client, or threads of this process, compute the Gram matrix; this process its eigenvectors.
 
         Parameters
         ----------
@@ -259,7 +259,7 @@ class KernelPCA(InverseTransformMixin):
         sample_weight: object = None,
         centered: bool = True,
     ) -> Self:
-        """Fit the components in the features of a fitted map, without a second N x N matrix or its root.
+        """Fit the components in the features of a fitted map, without another N x N matrix or root.
 
         Parameters
         ----------
@@ -268,8 +268,8 @@ class KernelPCA(InverseTransformMixin):
         n_components : int or float, default=None
             Number of components or share of the variance, as in the constructor.
         X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (n, d), default=None
-            Training rows, of which features are computed in tiles; those of stored rows and of a dask collection by
-            tasks. X may be left out only if the landmarks of a symmetric or spectral map are all training rows.
+            Training rows. Their features are computed in tiles; tasks compute those of stored rows and of a dask
+            collection. X may be None only if all training rows are landmarks of a symmetric or spectral map.
         sample_weight : array-like of shape (n,), default=None
             Non-negative weights of X.
         centered : bool, default=True
@@ -301,7 +301,7 @@ class KernelPCA(InverseTransformMixin):
         return estimator._set_fitted_from_map(feature_map, model, fitted, whole=whole)
 
     def _component_options(self, X: object, kernel: Kernel) -> ComponentOptions:
-        """Check the parameters; return those of the components."""
+        """Check the parameters; return the options of the components."""
         for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
@@ -312,8 +312,8 @@ class KernelPCA(InverseTransformMixin):
         return ComponentOptions(pca.check_n_components(self.n_components), check_dtype(dtype), self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
-        # The eigenvectors save a second kernel product. They have no entries for rows of weight 0, and those of rows
-        # of small weight are small, too, and may be mostly rounding error.
+        # The eigenvectors save a second kernel product. They have no entries for rows of weight 0, and their entries
+        # for rows of small weight may be mostly rounding error.
         weights = vars(self).get("sample_weight_")
         if weights is not None:
             too_light = weights.min() < MIN_WEIGHT_SHARE * weights.max()
@@ -334,7 +334,7 @@ class KernelPCA(InverseTransformMixin):
             raise AttributeError("Components of a map have weights of its landmarks, and no eigenvectors of all rows.")
         roots, weights = np.sqrt(self.eigenvalues_), vars(self).get("sample_weight_", np.ones(1))
         vectors: Array = self._component_weights * roots / np.sqrt(weights)[:, np.newaxis]
-        if whole:  # the weights of a map may have a part besides that the Gram matrix maps to 0
+        if whole:  # the weights of a map may also have a part in the null space of the Gram matrix
             np.divide(self._get_scorer()("scores", self.model_.original_landmarks), roots, out=vectors, where=roots > 0)
         return vectors
 

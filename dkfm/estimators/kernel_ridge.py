@@ -1,4 +1,4 @@
-"""Define `KernelRidge`, ridge regression in the feature space of a kernel, and what its classifier shares with it."""
+"""Define `KernelRidge`, ridge regression in the feature space of a kernel, and the base class of its classifier."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
     _stored_estimator_class: ClassVar[type[StoredRidge]]
 
     def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
-        """Check what a fit is given beside its n rows."""
+        """Check the targets and sample weights of a fit of n rows."""
         raise AssertionError("subclasses implement this")
 
     def fit(self, X: object, y: object = None, sample_weight: object = None, standardize: bool = False) -> Self:
@@ -105,7 +105,8 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         y : array-like of shape (n,) or (n, q)
             Targets, or the class labels (n,) of a classifier.
         X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (n, d)
-            Training rows; their features are computed in tiles, those of stored rows and of a dask collection by tasks.
+            Training rows. Their features are computed in tiles; tasks compute those of stored rows and of a dask
+            collection.
         alpha : float or array-like of shape (q,), default=1
             Penalty, as in the constructor, except "loo", which needs the Gram matrix of `fit`.
         sample_weight : float or array-like of shape (n,), default=None
@@ -153,7 +154,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
 
     @property
     def alpha_(self) -> float | Array:
-        """Penalty of the fit: a number, or one for each target (q,)."""
+        """Penalty of the fit: one number, or one number for each target (q,)."""
         check_is_fitted(self, "model_")
         alpha = self._params_at_fit["fitted_alpha"]
         return np.array(alpha) if isinstance(alpha, list) else cast("float", alpha)
@@ -184,8 +185,8 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     ----------
     alpha : float, array-like of shape (q,) or "loo", default=1
         Penalty of the squared norm of the function, not negative; an array has one for each target. "loo" chooses, for
-        each target, the one of `alphas` that predicts left-out rows best. Where it is nothing beside rounding, as 0 is,
-        eigenvalues that are rounding are left out, with a warning: the solution of least norm.
+        each target, the one of `alphas` that predicts left-out rows best. If the penalty is negligible beside rounding,
+        as 0 is, eigenvalues that are mostly rounding error are dropped, with a warning: the minimum-norm solution.
     kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn, default="linear"
         Kernel, as for `KernelPCA`.
     gamma : float, default=None
@@ -197,19 +198,19 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     kernel_params : mapping, default=None
         Keyword arguments of a callable, or parameters of a named kernel, for which scikit-learn ignores them.
     alphas : array-like of shape (m,), default=None
-        Penalties that alpha="loo" chooses from, by one eigendecomposition; None is 20 from 1e-9 to N times the mean
-        k(x, x).
+        Penalties that alpha="loo" chooses from, with one eigendecomposition; None is 20 values from 1e-9 to N times the
+        mean k(x, x).
     leave_one_out : bool, default=False
-        Whether to predict each training row by the regression on all others, without refitting; alpha="loo" does. Not
-        with solver="cg".
+        Whether to predict each training row by the regression on all others, without refitting; alpha="loo" always
+        does. Not available with solver="cg".
     solver : {"auto", "dense", "tiled", "cg"}, default="auto"
-        "dense" factors the Gram matrix in memory. "tiled" factors it in tiles on disk and refines the solution; "cg" is
-        conjugate gradients, with products of values that are never kept; both on the current Dask client or on threads,
-        without an N x N matrix in memory. "auto" is "dense" if memory is large enough; else "cg", unless it would take
-        longer than "tiled".
+        "dense" factors the Gram matrix in memory. "tiled" factors it in tiles on disk and refines the solution. "cg" is
+        conjugate gradients, which computes the kernel values for each product and never keeps them. The last two run on
+        the current Dask client or on threads, without an N x N matrix in memory. "auto" is "dense" if memory is large
+        enough, else "cg", unless it is predicted to take longer than "tiled".
     tol : float, default=1e-10
-        Residual ``|(K + alpha) c - y| / |y|``, both times the square roots of the weights, at which "cg" stops. That of
-        the other solvers is rounding.
+        Relative residual ``|(K + alpha) c - y| / |y|`` at which "cg" stops, with rows multiplied by the square roots of
+        their weights. The other solvers solve to rounding.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action if ``K + alpha`` is not positive definite: raise, or drop the negative part of the Gram matrix and warn.
     dtype : {"float64", "float32"} or NumPy dtype, default=None
@@ -217,8 +218,8 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     tile_rows : int, default=None
         Rows and columns of a tile of the Gram matrix, or of its factor; None is 2,048.
     workspace : path, default=None
-        Folder for the Gram matrix or its factor, which stay there, and for a large model of dask arrays; a fit that was
-        killed goes on with what is there. None is a temporary directory.
+        Folder for the Gram matrix or its factor, which stay there, and for a large model that tasks on dask arrays
+        read. A killed fit resumes from what is there. None is a temporary directory.
     progress : bool, default=True
         Whether to show the Gram tiles done, for work of more than 2 seconds, in a notebook or a terminal (on stderr).
 
@@ -229,29 +230,29 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     X_fit_ : ndarray or csr_array of shape (N, d)
         Training rows; not available for a precomputed kernel.
     target_names_ : list of str, or None
-        Names of the targets of a data frame or a series; columns of several predictions are ``predict_name``.
+        Names of the targets if they were a data frame or a series; several predictions have columns ``predict_name``.
     alpha_ : float or ndarray of shape (q,)
-        Penalty as given, or as chosen by "loo"; one for each target (q,) if `alpha` or the targets (N, q) are so.
+        Penalty as given, or as chosen by "loo". It has shape (q,) if `alpha` is an array or "loo" had targets (N, q).
     alphas_ : ndarray of shape (m,)
-        Penalties that "loo" chose from. If `alpha_` is at an end of them, others may predict better.
+        Penalties that "loo" chose from. If `alpha_` is the smallest or largest, a value beyond may predict better.
     loo_errors_ : ndarray of shape (m,) or (m, q)
-        Weighted mean squared error of left-out rows for each of them, and each of targets (N, q).
+        Weighted mean squared error of left-out rows for each of `alphas_`, and for each target if these are (N, q).
     loo_predictions_ : ndarray of shape (N,) or (N, q)
-        Prediction of each training row of positive weight by the regression on all others; with leave_one_out=True or
-        alpha="loo".
+        Prediction of each training row of positive weight by the regression on all others; only with
+        leave_one_out=True or alpha="loo".
     fitted_values_ : ndarray of shape (N, q)
-        Predictions of the rows of the model, to rounding of the targets: ``y - alpha c / w``.
+        Predictions of the rows of the model, ``y - alpha c / w``, up to rounding of the targets.
     norms_ : ndarray of shape (q,)
-        Norm of each regression function f in the feature space, rounded up: of a positive semi-definite kernel
+        Norm of each regression function f in the feature space, rounded up. For a positive semi-definite kernel,
         ``|f(z)| <= sqrt(k(z, z)) |f|``.
     target_scales_ : ndarray of shape (q,)
-        Largest absolute value of each target, of which the certificate's `error` is a share.
+        Largest absolute value of each target; the certificate's `error` is relative to it.
     model_ : Model
         Fitted kernel, landmarks and heads.
     kernel_ : Kernel
         Fitted kernel, with all parameters resolved.
     certificate_ : Certificate
-        Measured difference of the model's predictions of the training rows from ``y - alpha c / w``.
+        Measured difference between the model's predictions of the training rows and ``y - alpha c / w``.
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, after `fit` with weights.
     n_features_in_ : int
@@ -260,7 +261,7 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
     Raises
     ------
     InvalidInputError, NotPSDError, NotSupportedError, KernelError, BudgetError, ConvergenceError
-        Raised by `fit`: invalid rows, targets or kernel, a solver that does not serve or converge, too little memory.
+        Raised by `fit`: invalid rows, targets or kernel, an unsuitable solver, no convergence, or too little memory.
 
     Notes
     -----
@@ -332,7 +333,7 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
 
     @property
     def target_names_(self) -> list[str] | None:
-        """Names of the targets, if they were a data frame or a series with names; a batch job names columns by them."""
+        """Names of the targets, if they had any; a batch job uses them as the names of columns."""
         check_is_fitted(self, "model_")
         return cast("list[str] | None", self._params_at_fit.get("target_names"))
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Classifier by kernel ridge regression.
 
-    Each class has a regression on a target of 1 for its rows and -1 for all others, and the largest prediction decides;
-    two classes share one regression, and its sign decides. scikit-learn's `RidgeClassifier` has the same rule, and an
-    intercept beside it.
+    Each class has a regression on a target of 1 for its rows and -1 for all others. The class with the largest
+    prediction is predicted. Two classes share one regression, whose sign decides. scikit-learn's `RidgeClassifier` has
+    the same rule, but also an intercept.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
     kernel_params : mapping, default=None
         Keyword arguments of a callable, or parameters of a named kernel.
     class_weight : mapping or "balanced", default=None
-        Factor of the weights of each class. "balanced" is inverse to the number of its rows.
+        Factor of the sample weights of each class. "balanced" is inversely proportional to the number of its rows.
     alphas : array-like of shape (m,), default=None
         Penalties that alpha="loo" chooses from, as for `KernelRidge`.
     leave_one_out : bool, default=False
@@ -65,7 +65,8 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
     tile_rows : int, default=None
         Rows and columns of a tile of the Gram matrix; None is 2,048.
     workspace : path, default=None
-        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+        Folder for the Gram matrix or its factor, and for a large model that tasks on dask arrays read; None is a
+        temporary directory.
     progress : bool, default=True
         Whether to show the Gram tiles done, for work of more than 2 seconds, in a notebook or a terminal (on stderr).
 
@@ -74,13 +75,14 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
     classes_ : ndarray of shape (C,)
         Class labels, in ascending order.
     loo_predictions_ : ndarray of shape (N,) or (N, C)
-        Decision values of each training row by the regressions on all others; with leave_one_out=True or alpha="loo".
+        Decision values of each training row by the regressions on all others; only with leave_one_out=True or
+        alpha="loo".
     dual_coef_ : ndarray of shape (N,) or (N, C)
         Coefficients of the training rows.
     alpha_, alphas_, loo_errors_, fitted_values_, norms_, target_scales_, model_, kernel_, certificate_ : object
         As for `KernelRidge`.
     sample_weight_ : ndarray of shape (N,)
-        Positive weights of the training rows, those of their classes included, after `fit` with weights.
+        Positive weights of the training rows, including the factors of `class_weight`, after `fit` with weights.
     n_features_in_ : int
         Number of columns d of the training rows.
 
@@ -162,7 +164,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
     def decision_function(self, X: object) -> Array: ...
 
     def decision_function(self, X: object) -> Predictions:
-        """Return the predictions of rows X (n, d), (n, C), or (n,) for two classes; lazily for dask collections."""
+        """Return the predictions, (n, C) or (n,) for two classes, of rows X (n, d), lazily for dask collections."""
         return flatten_column(self._compute_output("decision_function", X))
 
     @overload
@@ -173,7 +175,7 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
     def predict(self, X: object) -> npt.NDArray[np.generic]: ...
 
     def predict(self, X: object) -> Predictions:
-        """Return the class labels (n,) of rows X (n, d), by the largest prediction; lazily for dask collections."""
+        """Return the class label (n,) with the largest prediction for each row of X, lazily for dask collections."""
         return codes_to_labels(self._compute_output("predict", X), self.classes_)
 
     def __sklearn_tags__(self) -> Tags:

@@ -1,7 +1,6 @@
-"""Build a Gram matrix with Dask tasks: each computes a tile of the lower triangle and writes it and its transpose.
+"""Build a Gram matrix with Dask tasks; each task computes a tile of the lower triangle and writes it and its transpose.
 
-A tile is one chunk of a Zarr array, so no two tasks write the same file. A build that was killed resumes with the
-missing tiles.
+A tile is one chunk of a Zarr array, so no two tasks write the same file. A killed build resumes with the missing tiles.
 """
 
 import hashlib
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 TILE_ROWS = 2048
-"""Default rows of a tile: 34 MB, a long enough task and small enough for any worker."""
+"""Default rows of a tile, which then has 34 MB: a task is long enough, and fits on any worker."""
 
 _MEMORY_TILE_ROWS = 512
 """Rows of a tile in memory: small, so that all threads finish at about the same time."""
@@ -66,24 +65,25 @@ def build_gram(
 
     Parameters
     ----------
-    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
-        Kernel function; see `kernels.as_kernel`.
+    kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn
+        Kernel; see `kernels.as_kernel`.
     X : array-like or scipy.sparse array of shape (N, d), path, or zarr.Array
-        Training rows, read tile by tile. A path names a .npy file, a Zarr array, or an array of a store as in
-        store.zarr/array.
+        Training rows, read tile by tile. A path is that of a .npy file, a Zarr array, or an array in a Zarr store, as
+        in store.zarr/array.
     path : str or Path
-        Folder of the store; it must not exist, or hold an earlier build for the same kernel and rows.
+        Folder of the store. It must not exist, unless it holds an earlier build for the same kernel and rows.
     tile_rows : int, optional
         Rows and columns of a tile, which is one chunk; 2,048 by default.
     client : distributed.Client, optional
-        Client of a cluster; by default Dask's current client, else threads of this process. Workers must see `path`.
+        Client of a cluster; by default Dask's current client, else threads of this process. Workers must share the file
+        system of `path`.
     progress : bool
         Whether to show a progress bar after two seconds, in a notebook or on a terminal.
 
     Returns
     -------
     zarr.Array of shape (N, N), float64
-        The Gram matrix, symmetric to the last bit.
+        The Gram matrix, exactly symmetric.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def build_gram(
     StoreExistsError
         `path` holds something else; it is left untouched.
     BudgetError
-        A tile is too large for a worker, or the matrix for the disk.
+        A tile is too large for a worker, or the matrix is too large for the disk.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def _compute_tiles(
     client: "Client | None",
     progress: bool,
 ) -> int:
-    """Compute the tiles that are missing in a store, which is created unless it exists; return the number of all."""
+    """Create the store unless it exists, compute its missing tiles, and return the number of all tiles."""
     n, width = source.shape[0], chunking.count_tiles(source.max_size_in_float64s(rows), rows)
     with open_executor(client) as executor:
         need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
@@ -169,7 +169,7 @@ def _discard_if_rows_changed(root: Path, watch: Watch, source: Source, identity:
     """
     if watch.is_same() or digest_rows(source) == identity["rows"]:
         return
-    with suppress(StoreError):  # the error below matters more
+    with suppress(StoreError):  # the error raised below is more important
         zarr_store.remove_own_store(root, "gram")
     raise InvalidInputError(
         f"{source.name} changed while it was read, so that the tiles of {root} were of two inputs and are removed; "
@@ -202,19 +202,19 @@ def _require_tiles(root: Path) -> None:
 
 
 def checked_tile_rows(tile_rows: object) -> int:
-    """Return the rows of a tile that a user asks for, or 2,048."""
+    """Return the checked `tile_rows` of a user, or 2,048 for None."""
     return TILE_ROWS if tile_rows is None else chunking.require_count(tile_rows, "tile_rows")
 
 
 def make_gram_identity(kernel: Kernel, source: Source) -> dict[str, object]:
-    """Return kernel, digest of the rows, and shape, which identify a Gram matrix; all rows must be finite."""
-    # Kernels that are code cannot be compared, so such a build is never resumed.
+    """Return what identifies a Gram matrix: kernel, digest of the rows, and shape; raise if a row is not finite."""
+    # The code of user functions cannot be compared, so a build with one is never resumed.
     name: object = serialization.to_config(kernel) if is_code_free(kernel) else uuid.uuid4().hex
     return {"kernel": name, "rows": digest_rows(source), "shape": list(source.shape)}
 
 
 def check_and_get_tile_rows(root: Path, kind: str, identity: dict[str, object], tile_rows: int | None) -> int | None:
-    """Return the tile rows of an earlier build of the same matrix, of a kind of store; None if nothing is there."""
+    """Return the tile rows of an earlier build of the same matrix in a store of a kind; None if there is no store."""
     what = kind.replace("gram", "Gram")
     if not zarr_store.is_taken(root):
         return None
@@ -241,7 +241,7 @@ def check_and_get_tile_rows(root: Path, kind: str, identity: dict[str, object], 
 
 
 def _ensure_store(root: Path, identity: dict[str, object], source: Source, rows: int) -> int:
-    """Create the store unless it exists, or another driver has just created it; return the rows of its tiles."""
+    """Create the store unless it exists, even if another driver just created it; return the rows of its tiles."""
     n, d = source.shape
     if zarr_store.is_taken(root):
         return check_and_get_tile_rows(root, "gram", identity, None) or rows
@@ -285,7 +285,7 @@ def write_tile(
     tile_rows: int,
     requirements: WorkerRequirements | None = None,
 ) -> tuple[int, int]:
-    """Compute a tile and write it and its transpose; skip those that exist and are sound."""
+    """Compute a tile and write it and its transpose; skip chunks that exist and are undamaged."""
     require_fit_worker(requirements)
     n, (i, j) = source.shape[0], pair
     row, column = chunking.row_slice(i, n, tile_rows), chunking.row_slice(j, n, tile_rows)
@@ -300,7 +300,7 @@ def write_tile(
             zarr_store.write_chunk(array, image, block if image == pair else block.T)
     with local.translate_write_errors(Path(root)):
         for image in (image for image in images if image not in missing):
-            zarr_store.sync_chunk(array, image)  # a killed build may not have synced it
+            zarr_store.sync_chunk(array, image)  # a killed build may not have flushed it to disk
     return pair
 
 
@@ -314,9 +314,9 @@ def compute_driver_gram(
 ) -> Array:
     """Return the Gram matrix in this process's memory, in Fortran order; only its lower triangle is meaningful.
 
-    A matrix of few rows is computed directly, a larger one on threads of this process. With a cluster or a workspace,
-    one of several tiles is built on disk: temporarily, or in the workspace, where another fit finds it. The matrix of a
-    function of the user is never kept.
+    A matrix of few rows is computed directly, a larger one on threads of this process. With a cluster or a workspace, a
+    matrix of several tiles is built on disk: in a temporary folder, or in the workspace, where another fit reuses it.
+    The matrix of a user function is never kept.
     """
     n, limit, is_cluster = X.shape[0], checked_tile_rows(tile_rows), find_client(None) is not None
     if may_use_threads(kernel) and not is_cluster:
@@ -331,7 +331,7 @@ def compute_driver_gram(
 
 
 def stores_gram(kernel: Kernel, n: int, tile_rows: int | None, workspace: str | Path | None, is_cluster: bool) -> bool:
-    """Return whether a Gram matrix that the driver needs is built on disk first: one of several tiles, to be shared."""
+    """Return whether a Gram matrix that the driver needs is built on disk first: several tiles, shared with others."""
     return n > checked_tile_rows(tile_rows) and (is_cluster or (workspace is not None and is_code_free(kernel)))
 
 
@@ -364,12 +364,12 @@ def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: i
     row, column = (chunking.row_slice(number, len(K), rows) for number in pair)
     Y = X[column]
     with single_blas_thread():
-        # The transpose of a tile has the memory order of K.
+        # Assign through K.T: the transpose of a tile has the memory order of K.
         K.T[column, row] = evaluate_block(kernel, Y, Y if row == column else X[row], (column.start, row.start))
 
 
 def find_disk_room(kernel: Kernel, X: Rows | None, workspace: str | Path | None) -> int:
-    """Return the bytes that a Gram matrix may take on disk: what is free, and what a build of rows X has written."""
+    """Return the bytes that a Gram matrix may take on disk: the free space, and what an earlier build has written."""
     folder = as_local_path(tempfile.gettempdir() if workspace is None else workspace).absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     begun = X is not None and workspace is not None and is_code_free(kernel)
@@ -378,7 +378,7 @@ def find_disk_room(kernel: Kernel, X: Rows | None, workspace: str | Path | None)
 
 
 def gram_store_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
-    """Return the path at which fits with a workspace keep the Gram matrix of a kernel that is not code."""
+    """Return the path at which fits with a workspace keep the Gram matrix of a kernel without user functions."""
     identity = json.dumps(make_gram_identity(kernel, open_source(X)), sort_keys=True)
     return as_local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
 

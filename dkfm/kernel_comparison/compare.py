@@ -1,4 +1,4 @@
-"""Fit several kernels to the same labelled rows, and compare them in one table and on one page."""
+"""Fit several kernels to the same labelled rows, and compare them in a table and on an HTML page."""
 
 import time
 import warnings
@@ -34,13 +34,13 @@ _MAX_BLOCK_VALUES = 2**22
 """Largest number of distances from test rows to all training rows computed at once: 32 MB."""
 
 _LONG_SECONDS = 600.0
-"""Predicted seconds from which on the log says how to compare fewer rows."""
+"""Predicted seconds above which the log says how to compare fewer rows."""
 
 _LISTED_REASONS = 5
-"""Largest number of kernels whose reasons are listed if none makes a feature map."""
+"""Largest number of kernels whose errors are listed if no kernel has a feature map."""
 
 _FIT_FACTOR = 1.5
-"""Time that all measurements of a kernel take, divided by that of its Gram matrix and eigenvectors."""
+"""Time of all measurements of a kernel, divided by the time of its Gram matrix and eigenvectors."""
 
 
 def compare_kernels(
@@ -58,7 +58,7 @@ def compare_kernels(
     sample: int | None = None,
     random_state: int = 0,
 ) -> Comparison:
-    """Fit each kernel to labelled rows and measure how well its feature space separates the labels.
+    """Fit each kernel to labelled rows, and measure how well its feature space separates the labels.
 
     Parameters
     ----------
@@ -67,43 +67,44 @@ def compare_kernels(
     X : array-like, scipy.sparse array, dask collection or path, of shape (n, d)
         Training rows; a path or a URL as `batch_score` accepts it.
     y : array-like or dask array of shape (n,), or str
-        Labels of the training rows: integers or strings, of at least two classes. Or the name of the column of a data
-        frame or a Parquet table X that has them, which is then no feature.
+        Labels of the training rows: integers or strings, of at least two classes. A str is the name of the column with
+        the labels in the data frame or Parquet table X; this column is then not a feature.
     test, test_labels : the same, of shapes (m, d) and (m,), optional
-        Test rows and their labels, by default those in the same column as of X; of more than 10,000 a seeded sample is
-        measured. Without test rows, a quarter of X is held out, stratified by class.
+        Test rows and their labels. By default, the labels are in the same column as those of X. More than 10,000 test
+        rows are sampled with a seed. Without test rows, a quarter of X is held out, stratified by class.
     columns : sequence of str, optional
-        Names of the columns of a data frame or a Parquet table that are features; by default all but that of labels.
+        Names of the columns of a data frame or a Parquet table that are features; by default all but the labels.
     shrinkage : float or "auto", default="auto"
-        Shrinkage of `KernelFisher`. "auto" chooses that of each kernel by cross-validation over the training rows, and
-        takes about twice as long as a number, which is the same for all kernels. One that is too small for noisy rows
+        Shrinkage of `KernelFisher`. "auto" selects one for each kernel by cross-validation over the training rows, and
+        takes about twice as long as a number, which is used for all kernels. A number that is too small for noisy rows
         makes kernels of high rank look worse than they are.
     on_indefinite : {"raise", "clip"}, default="raise"
-        Whether a kernel that is not positive semi-definite is refused, or its negative part is dropped. Neighbours and
-        silhouettes then use the distances of its features, unless it is conditionally definite, as
-        `NegativeSquaredDistance` is; the discriminants drop the negative part of the centred matrix.
+        Action for a kernel that is not positive semi-definite: leave it out, or drop its negative part. Neighbours and
+        silhouettes of a clipped kernel use the distances of its features, unless it is conditionally positive
+        semi-definite, as `NegativeSquaredDistance` is; the discriminants drop the negative part of the centred matrix.
     standardize : bool
         Whether columns are first scaled to mean 0 and variance 1 over the training rows.
     embedding : bool
         Whether to compute t-SNE for the page, with openTSNE (the extra `tsne`).
     sample : int, optional
-        Number of rows of X, drawn at random, that stand for all of them where X has more.
+        Largest number of rows of X to use, drawn at random; None uses all.
     random_state : int
         Seed of the samples, the split and t-SNE.
 
     Returns
     -------
     Comparison
-        Prints as a table; `save_page` writes a page with plots. Neighbours and silhouettes use the distances
-        ``sqrt(k(x, x) + k(z, z) - 2 k(x, z))``, which need no map; silhouettes and t-SNE use at most 2,000 rows.
+        Results of each kernel. It prints as a table, and `save_page` writes a page with plots. Neighbours and
+        silhouettes use the distances ``sqrt(k(x, x) + k(z, z) - 2 k(x, z))``, which need no map; silhouettes and t-SNE
+        use at most 2,000 rows.
 
     Raises
     ------
     InvalidInputError
-        The rows or labels do not match, there is no kernel, or no kernel has a feature map of these rows. If only some
-        kernels fail, `refused` holds the reason of each. A kernel without discriminants has NaN as their accuracy.
+        The rows and labels do not match, no kernel is given, or no kernel has a feature map of these rows. If only some
+        kernels fail, `refused` holds the reason of each. A kernel without discriminants has an accuracy of NaN.
     BudgetError
-        This process has too little memory for so many training rows; raised before any row is read.
+        This process has too little memory for so many training rows. No row is read in this case.
 
     Notes
     -----
@@ -142,7 +143,7 @@ def _measure_kernels(
     on_indefinite: IndefinitePolicy,
     seed: int | None,
 ) -> tuple[list[KernelResult], dict[str, str]]:
-    """Return the results of the kernels that make a map, and why the others do not; raise if none does."""
+    """Return the results of the kernels that have a map, and the errors of the others; raise if no kernel has one."""
     compared: list[KernelResult] = []
     refused: dict[str, str] = {}
     for position, (name, spec) in enumerate(named, 1):
@@ -161,19 +162,19 @@ def _measure_kernels(
 
 @contextmanager
 def _name_kernel_in_warnings(label: str) -> Iterator[None]:
-    """Put the name of a kernel before warnings of dkfm that are shown; the result tells what was dropped."""
+    """Prefix warnings of dkfm with the name of a kernel; hide those about a dropped part, which the result reports."""
     try:
         with warnings.catch_warnings(record=True) as shown:
             warnings.filterwarnings("ignore", "There are significant negative eigenvalues", DkfmWarning)
             yield
     finally:
-        for one in shown:  # they have passed the filters
+        for one in shown:  # these have passed the warning filters
             named = one.category(f"{label}: {one.message}") if issubclass(one.category, DkfmWarning) else one.message
             warnings.showwarning(named, one.category, one.filename, one.lineno)
 
 
 def _log_comparison(rows: LabelledRows, kernels: int, chooses_shrinkage: bool) -> None:
-    """Log the size of a comparison, and how long it takes."""
+    """Log the size of a comparison and its predicted time."""
     (n, d), tested = rows.train.shape, len(rows.test_labels)
     fit_seconds = budget.gram_seconds(n, d, cpus.COUNT) + budget.eigendecomposition_seconds(n)
     seconds = kernels * _FIT_FACTOR * fit_seconds
@@ -199,12 +200,12 @@ def _list_kernels(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
 
 
 def _make_unique(name: str, used: Mapping[str, str]) -> str:
-    """Return the name, with a number after it if it is already used."""
+    """Return the name, with a number appended if the name is already used."""
     return next(unique for unique in chain([name], (f"{name} ({n})" for n in count(2))) if unique not in used)
 
 
 def _find_tsne_problem() -> str:
-    """Return why t-SNE cannot be computed; empty if openTSNE is installed."""
+    """Return the reason why t-SNE cannot be computed; empty if openTSNE is installed."""
     try:
         tsne_embedding.require_opentsne()
     except MissingExtraError as error:
@@ -233,7 +234,7 @@ def _measure_kernel(
     embedding = None if seed is None or not phi.rank_ else _embed(phi, rows, seed)
     start = time.perf_counter()
     rank, condition, eigenvalues, dropped = phi.rank_, phi.condition_, phi.eigenvalues_, phi.dropped_
-    del phi  # its matrix is freed before the next fit has one
+    del phi  # free its matrix before the next fit allocates one
     chosen, accuracy, discriminants, problem = _measure_discriminants(kernel, rows, shrinkage, is_clipped)
     seconds += time.perf_counter() - start
     return KernelResult(
@@ -260,7 +261,7 @@ def _measure_kernel(
 def _measure_discriminants(
     kernel: Kernel, rows: LabelledRows, shrinkage: Shrinkage, is_clipped: bool
 ) -> tuple[float, float, Array, str]:
-    """Return the shrinkage, the accuracy, and the discriminants of the plotted test rows; or why there are none."""
+    """Return the shrinkage, the accuracy, the discriminants of the plotted test rows, and why there are none."""
     policy: IndefinitePolicy = "clip" if is_clipped else "raise"
     fisher = KernelFisher(kernel=kernel, shrinkage=shrinkage, on_indefinite=policy, progress=False)
     try:
@@ -272,7 +273,7 @@ def _measure_discriminants(
 
 
 def _embed(phi: ExactFeatureMap, rows: LabelledRows, seed: int) -> tsne_embedding.Embedding:
-    """Return t-SNE of the features of the training rows and test rows that are plotted."""
+    """Return the t-SNE embedding of the features of the plotted training and test rows."""
     train, test = (
         np.asarray(phi.transform(part))
         for part in (rows.train[rows.sampled_train_indices], rows.test[rows.plotted_test_indices])
@@ -283,7 +284,7 @@ def _embed(phi: ExactFeatureMap, rows: LabelledRows, seed: int) -> tsne_embeddin
 def _fit_map(kernel: Kernel, X: Rows, on_indefinite: IndefinitePolicy) -> tuple[ExactFeatureMap, bool]:
     """Return a map of rows, and whether the negative part of the kernel is dropped.
 
-    With "clip" it is dropped only if the kernel is refused otherwise: the map of a kernel without one is more exact.
+    "clip" is used only if "raise" fails, because the map of a positive semi-definite kernel is more exact.
     """
     try:
         return ExactFeatureMap(kernel, basis="spectral", progress=False).fit(X), False
@@ -297,7 +298,8 @@ def _fit_map(kernel: Kernel, X: Rows, on_indefinite: IndefinitePolicy) -> tuple[
 def _measure_distances(phi: ExactFeatureMap, is_clipped: bool, rows: LabelledRows) -> tuple[float, float]:
     """Return the accuracy of the nearest neighbour, and the silhouette.
 
-    Distances are those of the kernel, or of the features if they differ: a conditionally definite kernel has distances.
+    Distances are those of the kernel, or those of the features if a clipped kernel does not define distances. A
+    conditionally positive semi-definite kernel does.
     """
     kernel = phi.kernel_
     map_rows = phi.transform if is_clipped and kernel.definiteness is not Definiteness.CONDITIONAL else None
@@ -305,7 +307,7 @@ def _measure_distances(phi: ExactFeatureMap, is_clipped: bool, rows: LabelledRow
 
 
 def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows, map_rows: MapRows | None) -> float:
-    """Return the share of test rows with the label of the nearest training row, by the kernel or by features."""
+    """Return the share of test rows whose nearest training row, by the kernel or by features, has the same label."""
     train, correct = rows.train if map_rows is None else np.asarray(map_rows(rows.train)), 0
     for tile in row_slices(len(rows.test_labels), max(1, _MAX_BLOCK_VALUES // len(rows.train_labels))):
         test = rows.test[tile] if map_rows is None else np.asarray(map_rows(rows.test[tile]))

@@ -22,23 +22,23 @@ from dkfm.sources.base import NamedColumns, Source, read_finite
 from dkfm.sources.opening import open_source
 
 MAX_TEST_ROWS = 10_000
-"""Largest number of test rows that are measured; more are sampled."""
+"""Largest number of test rows that are measured; a larger set is sampled."""
 
 MAX_SAMPLE_ROWS = 2000
-"""Largest number of rows of a silhouette or a plot."""
+"""Largest number of rows for a silhouette or a plot."""
 
 _TEST_SIZE = 0.25
 _READ_ROWS = 10_000
-"""Rows that are read at a time to extract a sample."""
+"""Number of rows that are read at a time to extract a sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
     """Training rows (n, d) and test rows (m, d) with their labels.
 
-    `sampled_train_indices` and `plotted_test_indices` are the numbers of at most 2,000 rows each, those of silhouettes
-    and pictures. `train_origin_clause` and `test_origin_clause` say how the
-    training rows and the test rows were chosen.
+    `sampled_train_indices` and `plotted_test_indices` are the numbers of at most 2,000 rows each, which silhouettes and
+    plots use. `train_origin_clause` and `test_origin_clause` describe how the training rows and the test rows were
+    chosen.
     """
 
     train: Rows
@@ -60,7 +60,7 @@ def load_labelled_rows(
     sample: int | None,
     seed: int,
 ) -> LabelledRows:
-    """Return training and test rows in memory, with their labels; of X a seeded sample of so many rows, or all."""
+    """Return training and test rows in memory, with their labels; sample X with a seed if a sample size is given."""
     if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 1):
         raise InvalidInputError(f"sample is a positive number of rows, or None for all of them; got {sample!r:.50}.")
     if test is not None and test_labels is None and isinstance(y, str):
@@ -138,9 +138,9 @@ def _open_with_labels(
     columns: Sequence[str] | None = None,
     fitted_columns: Sequence[str] | None = None,
 ) -> tuple[Any, object]:
-    """Return a dask array unchanged, or a source of rows, and their labels, which may be the name of a column of both.
+    """Return a dask array unchanged, or a source of rows, and the labels of the rows.
 
-    The columns are as `open_source` takes them, by default all but that of the labels.
+    Labels may be the name of a column. `columns` is as for `open_source`; by default all columns but the labels.
     """
     if isinstance(labels, str) and labels in (columns or ()):
         raise InvalidInputError(
@@ -180,7 +180,7 @@ def _require_no_column(labels: object, name: str) -> object:
 
 
 def _read_rows(source: Any, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:
-    """Return the numbered rows, or all rows if there are no numbers, in memory as float64."""
+    """Return the numbered rows, or all rows if `numbers` is None, in memory as float64."""
     if not hasattr(source, "read"):
         return as_float64(as_rows(np.asarray(source if numbers is None else source[numbers]), name))
     n = source.shape[0]

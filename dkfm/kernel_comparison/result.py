@@ -42,17 +42,18 @@ class KernelResult:
     silhouette : float
         Mean silhouette of training rows in the feature space: 1 if classes are far apart, 0 if they mix.
     shrinkage : float
-        Shrinkage of `KernelFisher`, given or chosen.
+        Shrinkage of `KernelFisher`, as given or as selected.
     fisher_accuracy : float
         Share of test rows that `KernelFisher` classifies correctly.
     seconds : float
-        Time of the fit and of all measurements above; t-SNE and plots are not counted.
+        Seconds of the fit and of all measurements above, without t-SNE and plots.
     eigenvalues, dropped : ndarray of shape (r,) and (p,)
         Kept eigenvalues, and eigenvalues that were treated as zero.
     discriminants : ndarray of shape (m, q)
-        Fisher discriminants of the test rows that are drawn.
+        Fisher discriminants of the plotted test rows.
     discriminants_problem : str
-        Why there are no discriminants, as when no shrinkage predicts a left-out row right; empty if there are.
+        Reason why there are no discriminants, such as no shrinkage that predicts any left-out row correctly; empty if
+        there are discriminants.
     is_clipped : bool
         Whether the negative part of a kernel that is not positive semi-definite was dropped.
     embedding : Embedding, optional
@@ -102,9 +103,9 @@ class Comparison:
     compared : tuple of KernelResult
         Results of each kernel that has a feature map of these rows.
     refused : mapping of str to str
-        Names of the other kernels, and the reason of each.
+        Names of the other kernels, with the reason for each.
     words : tuple of str
-        Sentences that say what was measured, and on which rows.
+        Sentences that describe the measurements and the rows.
     """
 
     compared: tuple[KernelResult, ...]
@@ -141,7 +142,7 @@ class Comparison:
     def to_json(self) -> str:
         """Return the table, the kernels left out and the sentences about the measurements as JSON.
 
-        The `config` of a kernel is what ``--kernel`` takes; it is None for a function of the user.
+        The `config` of a kernel is accepted by ``--kernel``; it is None for a user function.
         """
         rows = [
             {**row, "config": serialization.to_config(one.kernel) if serialization.is_code_free(one.kernel) else None}

@@ -36,12 +36,11 @@ def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -
     Parameters
     ----------
     train : array-like of shape (n, q)
-        Training features of at least 5 rows, such as ``phi.transform(X)``. The perplexity is the smaller of 30 and
-        (n - 1) / 3.
+        Features of at least 5 training rows, such as ``phi.transform(X)``. The perplexity is min(30, (n - 1) / 3).
     test : array-like of shape (m, q)
         Test features.
     random_state : int
-        Seed. Results are reproducible on one machine, because neighbours are exact and one thread computes.
+        Seed. Results are reproducible on one machine, because neighbours are exact and one thread is used.
 
     Returns
     -------
@@ -61,8 +60,8 @@ def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -
     Policar, Strazar and Zupan, "openTSNE: a modular Python library for t-SNE dimensionality reduction and embedding"
     (2024).
 
-    openTSNE searches for the bandwidth of each row. If all neighbours are almost equally far, as around rows of large
-    norm with the paper's kernel k1, the search stops early, and the effective perplexity exceeds the requested one.
+    openTSNE searches for the bandwidth of each row. The search stops early if all neighbours are almost equally far, as
+    around rows of large norm with the paper's kernel k1. The effective perplexity then exceeds the requested one.
 
     Examples
     --------

@@ -25,10 +25,10 @@ from dkfm.kernels.parameters import coerce_to_non_negative_float, require_kernel
 
 
 class TwoPrecisionKernel(PreparedKernel):
-    """Base class of kernels of other kernels, some of whose float32 rows may be computed in float64."""
+    """Base class of composed kernels that may compute some float32 rows in float64."""
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare landmarks in their precision, or float32 ones in both."""
+        """Prepare landmarks in their precision, or float32 landmarks in both precisions."""
         if landmarks.dtype == np.float32:
             return self._prepare_float32_rows(landmarks)
         return self._prepare_in_one_precision(landmarks)
@@ -43,7 +43,7 @@ class TwoPrecisionKernel(PreparedKernel):
 
 
 class Wrapper(PreparedKernel):
-    """Base class of kernels made of one other kernel, whose properties they have unless they override them."""
+    """Base class of kernels made of one inner kernel; they have its properties unless they override them."""
 
     kernel: Kernel
     may_need_float64: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class Wrapper(PreparedKernel):
 
     @property
     def supports_float32(self) -> bool:
-        """True, whatever the inner kernel supports: its `make_evaluator` takes and returns float32 anyway."""
+        """True, because `make_evaluator` of the inner kernel accepts and returns float32 in any case."""
         return True
 
     @property
@@ -69,12 +69,12 @@ class Wrapper(PreparedKernel):
 
     @property
     def supports_sparse(self) -> bool:
-        """Whether the inner kernel does."""
+        """Whether the inner kernel takes sparse rows."""
         return self.kernel.supports_sparse
 
     @property
     def translation_invariant(self) -> bool:
-        """Whether the inner kernel is."""
+        """Whether the inner kernel is translation invariant."""
         return self.kernel.translation_invariant
 
     @property
@@ -93,18 +93,18 @@ class Wrapper(PreparedKernel):
 
 
 class ElementwiseKernel(TwoPrecisionKernel, Wrapper):
-    """Base class of elementwise functions of a kernel's values, computed in place."""
+    """Base class of kernels that are an elementwise function of another kernel's values, computed in place."""
 
     @abstractmethod
     def _map_values(self, values: Array) -> Array:
-        """Return the function of kernel values, which may be overwritten."""
+        """Return the function of kernel values; it may overwrite them."""
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
         prepared = self.kernel.make_evaluator(landmarks)
         return lambda Z, out=None, /: self._map_values(prepared(Z, out))
 
     def radial_form(self, d: int) -> RadialForm | None:
-        """Return the function of the inner kernel's radial form, if it has one."""
+        """Return the function of the inner kernel's radial form; None if the inner kernel has none."""
         inner = self.kernel.get_valid_radial_form(d)
         if inner is None:
             return None
@@ -120,12 +120,12 @@ class ElementwiseKernel(TwoPrecisionKernel, Wrapper):
 
 
 def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
-    """Return the repr of a kernel, in brackets if its class is one of `looser`, which bind less tightly."""
+    """Return the repr of a kernel, in parentheses if its class is one of `looser`, which bind less tightly."""
     return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)
 
 
 def needs_float64_block(kernel: Kernel) -> bool:
-    """Return whether a block of float32 rows needs a float64 block that is rounded; for the memory budget."""
+    """Return whether a block of float32 rows is rounded from a float64 block; for the memory budget."""
     if isinstance(kernel, Sum):
         return any(map(needs_float64_block, kernel.parts))
     if isinstance(kernel, Product) or not kernel.supports_float32:
@@ -134,13 +134,14 @@ def needs_float64_block(kernel: Kernel) -> bool:
 
 
 _LEAST_SHARE = 1 / 4
-"""Share of the limit of errors that inner products must leave in float32.
+"""Smallest share of the float32 error limit that inner products must leave for functions of the distance.
 
-With less for functions of the distance, many pairs need float64. Inner products of rows of equal numbers err by more.
+With a smaller share, these would compute many pairs in float64. Inner products of rows of equal numbers have larger
+errors.
 """
 
 _PART_SECONDS = 4e-9
-"""Rough seconds of one thread for a value of a part of a sum or product, beside the first part."""
+"""Approximate seconds of one thread for a value of each part of a sum or product after the first."""
 
 _NEGATIVE_REASON = ": a negative multiple of a kernel is not positive semi-definite"
 
@@ -176,13 +177,13 @@ class Constant(Kernel):
 
 
 class _Reduction(TwoPrecisionKernel):
-    """Base class of kernels combined by one elementwise operation; nested ones are flattened to one level."""
+    """Base class of kernels combined by one elementwise operation; nested combinations are flattened to one level."""
 
     _operation: ClassVar[np.ufunc]
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
-        """The combined kernels, which a subclass has as its only field."""
+        """The combined kernels; they are the only field of a subclass."""
         (parts,) = vars(self).values()
         return parts  # type: ignore[no-any-return]  # __post_init__ checks it
 
@@ -199,22 +200,22 @@ class _Reduction(TwoPrecisionKernel):
 
     @property
     def supports_out(self) -> bool:
-        """Whether the first part can write its block into `out`, where those of the others are then accumulated."""
+        """Whether the first part can write its block into `out`, in which the other blocks are then accumulated."""
         return self.parts[0].supports_out
 
     @property
     def supports_sparse(self) -> bool:
-        """Whether all parts do."""
+        """Whether all parts take sparse rows."""
         return all(k.supports_sparse for k in self.parts)
 
     @property
     def translation_invariant(self) -> bool:
-        """Whether all parts are."""
+        """Whether all parts are translation invariant."""
         return all(k.translation_invariant for k in self.parts)
 
     @property
     def peak_blocks(self) -> int:
-        """Number of blocks: the accumulated one, and those that the largest part needs."""
+        """Number of blocks: the accumulated block, and those that the largest part needs."""
         return 1 + max(k.peak_blocks for k in self.parts)
 
     @property
@@ -228,13 +229,13 @@ class _Reduction(TwoPrecisionKernel):
         return None if None in forms else combine_radial_forms(self._operation, [form for form in forms if form])
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
-        """Prepare each part; those that are functions of the distance come first, and share its computation."""
+        """Prepare each part; functions of the distance come first, and share the computation of the distances."""
         forms, others = self._split_radial_parts(landmarks)
         form = combine_radial_forms(self._operation, list(forms.values())) if forms else None
         return self._prepare_parts(landmarks, form, others)
 
     def _prepare_parts(self, landmarks: Rows, form: RadialForm | None, others: list[Kernel]) -> Evaluator:
-        """Prepare the radial form of some parts, which comes first, and the other parts."""
+        """Prepare the common radial form of some parts, which is evaluated first, and the other parts."""
         evaluators = [k.make_evaluator(landmarks) for k in others]
         if form is not None:
             evaluators.insert(0, form.prepare(landmarks))
@@ -242,9 +243,9 @@ class _Reduction(TwoPrecisionKernel):
         return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in rest)))
 
     def _split_radial_parts(self, rows: Rows, least: int = 2) -> tuple[dict[int, RadialForm], list[Kernel]]:
-        """Return the radial forms of the parts that share distances of these rows, by number, and the other parts.
+        """Return the radial forms of the parts that can share distances, by part number, and the other parts.
 
-        If they are fewer than `least`, all parts are others.
+        Fewer than `least` such parts share nothing, and count as other parts.
         """
         found = {number: k.get_valid_radial_form(rows.shape[1]) for number, k in enumerate(self.parts)}
         forms = {
@@ -257,7 +258,7 @@ class _Reduction(TwoPrecisionKernel):
         return forms, [k for number, k in enumerate(self.parts) if number not in forms]
 
     def estimate_extra_value_seconds(self, d: int) -> float:
-        """Estimate the seconds of the parts: those of each, and passes over the values of all but the first."""
+        """Estimate the seconds of all parts, and of the passes over the values of all but the first."""
         return super().estimate_extra_value_seconds(d) + _PART_SECONDS * (len(self.parts) - 1)
 
     def resolve(self, X: Rows) -> Kernel:
@@ -281,7 +282,7 @@ class _Reduction(TwoPrecisionKernel):
 @register_operator_class
 @dataclass(frozen=True)
 class Sum(_Reduction):
-    """The sum of kernels, as made by ``k1 + k2``; its definiteness is the weakest of the terms'."""
+    """The sum of kernels, as made by ``k1 + k2``; its definiteness is the weakest of those of the terms."""
 
     terms: tuple[Kernel, ...]
     _operation: ClassVar[np.ufunc] = np.add
@@ -298,7 +299,7 @@ class Sum(_Reduction):
 
     @property
     def float32_error_share(self) -> float:
-        """The largest of those of the terms, if they are positive semi-definite."""
+        """The largest error share of a term, if all terms are positive semi-definite."""
         return max(k.float32_error_share for k in self.terms) if self.supports_float32 else float("inf")
 
     def __repr__(self) -> str:
@@ -326,14 +327,14 @@ class Product(_Reduction):
 
     @property
     def float32_error_share(self) -> float:
-        """The sum of those of the factors, if they are positive semi-definite."""
+        """The sum of the error shares of the factors, if all are positive semi-definite."""
         return sum(k.float32_error_share for k in self.factors) if self.supports_float32 else float("inf")
 
     def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
-        """Prepare the factors in float32, or in float64 if their errors or their sizes may be too large together.
+        """Prepare the factors in float32, or in float64 if their combined errors or sizes may be too large.
 
-        What the errors of inner products leave of the limit is that of the functions of the distance, which compute
-        more pairs in float64 the less it is.
+        Functions of the distance get what the errors of inner products leave of the error limit. The less that is, the
+        more pairs they compute in float64.
         """
         forms, others = self._split_radial_parts(landmarks, least=1)
         left = 1 - 2 * sum(k.float32_error_share for k in others) / FLOAT32_LIMIT
@@ -377,7 +378,7 @@ class Scaled(ElementwiseKernel):
 
     @property
     def float32_error_share(self) -> float:
-        """That of the inner kernel."""
+        """The error share of the inner kernel."""
         return self.kernel.float32_error_share
 
     def _map_values(self, values: Array) -> Array:

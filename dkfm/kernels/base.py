@@ -30,7 +30,7 @@ from dkfm.kernels.pairwise.block_operations import (
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 
 _DIAGONAL_ROWS = 64
-"""Rows of the small blocks whose diagonals are taken by default."""
+"""Rows of the small blocks from whose diagonals `Kernel.diagonal` is taken by default."""
 
 _NUMBER = int | float | np.integer | np.floating
 
@@ -41,20 +41,20 @@ _KernelType = TypeVar("_KernelType", bound="type[Kernel]")
 
 
 class Definiteness(StrEnum):
-    """What is known of the Gram matrices K of a kernel, from the strongest property to the weakest."""
+    """What is known of the Gram matrices K of a kernel, ordered from the strongest property to the weakest."""
 
     PSD = "positive semi-definite"
     CONDITIONAL = "conditionally positive semi-definite"
-    """HKH is positive semi-definite for the centring matrix H, which is enough for kernel PCA and for ``Exp``."""
+    """HKH is positive semi-definite, with H the centring matrix; this suffices for kernel PCA and for ``Exp``."""
     INDEFINITE = "indefinite"
 
     @classmethod
     def weakest(cls, *values: Definiteness) -> Definiteness:
-        """Return the weakest of several properties: that of a sum of such kernels."""
+        """Return the weakest of several properties, which a sum of such kernels has."""
         return max(values, key=list(cls).index)
 
     def of_power_series(self) -> Definiteness:
-        """Return the definiteness of a power series, with non-negative coefficients, of such a kernel."""
+        """Return the definiteness of a power series of such a kernel with non-negative coefficients."""
         return self if self is Definiteness.PSD else Definiteness.INDEFINITE
 
 
@@ -65,16 +65,16 @@ def register_operator_class(cls: _KernelType) -> _KernelType:
 
 
 class Kernel(ABC):
-    """Kernel function ``k(x, y)``, an immutable value that is compared, hashed, pickled and printed by its parameters.
+    """Kernel function ``k(x, y)``: an immutable value that is compared, hashed, pickled and printed by its parameters.
 
     A subclass is a frozen dataclass with one required method, `block`. It may override six more: `prepare` (does the
     work that blocks with the same landmarks share), `resolve` (takes parameters from the training rows), `diagonal` (if
-    a formula is cheaper than small blocks), `radial_form` (a function of the squared distance alone, so that sums and
-    products compute their distances once), `estimate_extra_value_seconds` (if values take long) and `lacks_extra_fast`
-    (if sums over columns are compiled with the extra). Attributes state its mathematical properties (`definiteness`,
-    `translation_invariant`), what its methods support (`supports_float32` with `float32_error_share`,
-    `supports_sparse`, `supports_out`, `has_no_subnormals`, `is_precomputed`), and the memory that they take
-    (`peak_blocks`, `landmark_copies`).
+    a formula is cheaper than small blocks), `radial_form` (if the kernel is a function of the squared distance, so that
+    sums and products compute distances once), `estimate_extra_value_seconds` (if values take long) and
+    `lacks_extra_fast` (if the extra "fast" compiles its sums over columns). Attributes state its mathematical
+    properties (`definiteness`, `translation_invariant`), what its methods support (`supports_float32` with
+    `float32_error_share`, `supports_sparse`, `supports_out`, `has_no_subnormals`, `is_precomputed`), and the memory
+    that they take (`peak_blocks`, `landmark_copies`).
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
     ``k.on(columns)`` are kernels again.
@@ -87,27 +87,27 @@ class Kernel(ABC):
     array([[1.5 , 1.48]])
     """
 
-    __array_ufunc__ = None  # NumPy scalars leave the arithmetic to the kernel
+    __array_ufunc__ = None  # NumPy scalars defer to the operators of the kernel
     has_no_subnormals: ClassVar[bool] = False
-    """Whether values below the normal numbers of their dtype are 0 already."""
+    """Whether the kernel returns 0 instead of subnormal numbers."""
 
     @abstractmethod
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y), a new (n, m) array, for finite rows X (n, d) and Y (m, d); all three have the same dtype.
 
-        X and Y are dense and float64, unless `supports_float32` or `supports_sparse` allows others.
+        X and Y are dense and float64, unless `supports_float32` or `supports_sparse` is true.
         """
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Return a function that computes ``block(Z, landmarks)``; do here what does not depend on the rows Z."""
+        """Return a function that computes ``block(Z, landmarks)``; precompute what does not depend on the rows Z."""
         return partial(_call_block, self, landmarks)
 
     def radial_form(self, d: int) -> RadialForm | None:
-        """Return the kernel of d columns as a function of the squared distance, or None if it is not one."""
+        """Return the kernel of d columns as a function of the squared distance; None if it is no such function."""
         return None
 
     def get_valid_radial_form(self, d: int) -> RadialForm | None:
-        """Return the `radial_form`, or None if a subclass computes blocks in another way than the class that has it."""
+        """Return the `radial_form`; None if a subclass overrides the blocks of the class that defines it."""
         classes = type(self).__mro__
         form, *hooks = (
             next(i for i, cls in enumerate(classes) if name in vars(cls))
@@ -116,7 +116,7 @@ class Kernel(ABC):
         return self.radial_form(d) if form <= min(hooks) else None
 
     def resolve(self, X: Rows) -> Kernel:
-        """Return the kernel with the parameters filled in that depend on the training rows X."""
+        """Return the kernel with all parameters that depend on the training rows X filled in."""
         return self
 
     @property
@@ -131,9 +131,9 @@ class Kernel(ABC):
 
     @property
     def float32_error_share(self) -> float:
-        """Largest error of k(x, y) of float32 rows, as a share of ``sqrt(k(x, x) k(y, y))``; infinity if it may be any.
+        """Largest error of k(x, y) for float32 rows, relative to ``sqrt(k(x, x) k(y, y))``; infinity if unbounded.
 
-        Powers and series of the kernel run in float32 if they magnify it to no more than they may.
+        Powers and series of the kernel are computed in float32 if the error that they magnify stays below a limit.
         """
         return float("inf")
 
@@ -144,7 +144,7 @@ class Kernel(ABC):
 
     @property
     def supports_out(self) -> bool:
-        """Whether the function from `prepare` takes, as a second argument, an array for the block or None."""
+        """Whether the function that `prepare` returns takes a second argument: an array for the block, or None."""
         return False
 
     @property
@@ -154,7 +154,7 @@ class Kernel(ABC):
 
     @property
     def is_precomputed(self) -> bool:
-        """Whether rows hold kernel values, and landmarks are column numbers."""
+        """Whether rows hold kernel values and landmarks are column numbers."""
         return False
 
     @property
@@ -168,19 +168,19 @@ class Kernel(ABC):
         return 0
 
     def estimate_extra_value_seconds(self, d: int) -> float:
-        """Estimate the seconds of one thread for a value of rows with d columns, beside a matrix product and an exp.
+        """Estimate the seconds of one thread for a value of rows with d columns, beyond a matrix product and an exp.
 
-        They decide how many rows a task scores, and what plans and logs predict. By default they are those of
-        `iter_parts`.
+        The estimate determines the rows of a scoring task, and the predictions of plans and logs. The default is the
+        sum over `iter_parts`.
         """
         return sum((part.estimate_extra_value_seconds(d) for part in self.iter_parts()), start=0.0)
 
     def lacks_extra_fast(self) -> bool:
-        """Return whether values would take less time with the extra "fast", which is not installed."""
+        """Return whether values would take less time if the extra "fast" were installed."""
         return any(part.lacks_extra_fast() for part in self.iter_parts())
 
     def iter_parts(self) -> Iterator[Kernel]:
-        """Yield the kernels that are fields, or parts of fields that are tuples."""
+        """Yield the kernels among the fields, and among the elements of fields that are tuples."""
         for value in getattr(self, "__dict__", {}).values():
             yield from (k for k in (value if isinstance(value, tuple) else (value,)) if isinstance(k, Kernel))
 
@@ -192,7 +192,7 @@ class Kernel(ABC):
     def make_evaluator(self, landmarks: Rows) -> Evaluator:
         """Return a function that computes k(Z, landmarks) for rows Z of any dtype; callers use this method.
 
-        It converts the rows and calls the function from `prepare`, the hook that subclasses override.
+        The function converts the rows and calls the function that `prepare` returns, which subclasses override.
         """
         converted = self._convert_rows(landmarks)
         prepared = self.prepare(converted)
@@ -223,17 +223,17 @@ class Kernel(ABC):
         return block
 
     def _may_vanish(self, converted: Rows, dtype: np.dtype[np.floating]) -> bool:
-        """Return whether a block of this dtype may have values that are negligible beside k(x, x), and slow.
+        """Return whether a block of this dtype may have subnormal values, which are slow and negligible beside k(x, x).
 
-        They are less than the normal numbers of the dtype; k(x, x) must be the same for all x. A kernel with
-        `has_no_subnormals` has none of them, unless its rows were converted.
+        They are negligible only if k(x, x) is the same for all x. A kernel with `has_no_subnormals` returns none of
+        them, unless its rows were converted.
         """
         if not self.translation_invariant or (self.has_no_subnormals and converted.dtype == dtype):
             return False
         return is_far_above_subnormals(float(self.evaluate_diagonal(converted[:1])[0]), dtype)
 
     def _convert_rows(self, rows: Rows) -> Array:
-        """Return rows in a dtype that the kernel takes; raise if they are sparse and it takes dense rows only."""
+        """Return rows in a dtype that the kernel takes; raise for sparse rows if it takes only dense rows."""
         if is_sparse(rows) and not self.supports_sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
         return rows if self._keeps_float32() else as_float64(rows)  # type: ignore[return-value]  # sparse only if supports_sparse
@@ -272,7 +272,7 @@ class Kernel(ABC):
         return self.evaluate_diagonal(as_rows(X))
 
     def evaluate_diagonal(self, rows: Rows) -> Array:
-        """Return k(x, x) of checked rows of any dtype, (n,): convert them and call `diagonal`, the hook."""
+        """Return k(x, x) of checked rows of any dtype, (n,): convert the rows and call `diagonal`."""
         return self.diagonal(self._convert_rows(rows)).astype(rows.dtype, copy=False)
 
     def _repr_html_(self) -> str:
@@ -325,7 +325,7 @@ class PreparedKernel(Kernel):
 
 
 def _call_block(kernel: Kernel, landmarks: Array, Z: Array) -> Array:
-    """Return ``kernel.block(Z, landmarks)``; the landmarks come first here, so that `partial` can bind them."""
+    """Return ``kernel.block(Z, landmarks)``; landmarks are the first argument, so that `partial` can bind them."""
     return kernel.block(Z, landmarks)
 
 

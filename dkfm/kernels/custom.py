@@ -16,7 +16,7 @@ from dkfm.kernels.pairwise.block_operations import PreparedBlock, are_products_i
 class Function(Kernel):  # numpydoc ignore=PR02
     """A kernel defined by your function ``f(X, Y)``, which returns the whole block.
 
-    Assumed to be positive semi-definite; a fit checks it.
+    The kernel is assumed to be positive semi-definite; a fit checks this.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Function(Kernel):  # numpydoc ignore=PR02
     Notes
     -----
     A saved model holds the import path ``module:function`` of the function and a digest of its source, but not its
-    code. `dkfm.load` imports the function only if it is named by ``trusted=["module:function"]``.
+    code. `dkfm.load` imports the function only with ``trusted=["module:function"]``.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class Function(Kernel):  # numpydoc ignore=PR02
 
     function: Callable[[Array, Array], object]
     peak_blocks = 3
-    """The array that the function returns, one temporary of the function, and the copy."""
+    """The array that the function returns, one temporary array of the function, and the copy of the result."""
 
     def __post_init__(self) -> None:
         _require_callable(self, self.function, "f(X, Y)")
@@ -72,7 +72,7 @@ class Pairwise(Kernel):  # numpydoc ignore=PR02
     """A kernel defined by your function ``f(x, y)``, which returns one number, as scikit-learn's callables do.
 
     It calls a Python function for each pair of rows; `Function`, which computes whole blocks, is about a hundred times
-    faster. Assumed to be positive semi-definite.
+    faster. The kernel is assumed to be positive semi-definite; a fit checks this.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Pairwise(Kernel):  # numpydoc ignore=PR02
 
 @dataclass(frozen=True)
 class Outer(PreparedKernel):  # numpydoc ignore=PR02
-    """The kernel of one feature that your function g computes, ``g(x) g(y)``.
+    """The kernel ``g(x) g(y)`` of one feature, which your function g computes.
 
     Positive semi-definite, of rank one.
 
@@ -177,7 +177,7 @@ def _require_callable(kernel: Kernel, function: object, form: str) -> None:
 
 
 def call_user_function(kernel: Kernel, function: Callable[..., object], *rows: Array) -> Array:
-    """Call a user function on rows; return a float64 copy of its result, turn its exceptions into a KernelError."""
+    """Call a user function on rows; return a float64 copy of its result, and raise its exceptions as a KernelError."""
     try:
         values = np.asarray(function(*rows))
     except DkfmError:
@@ -194,11 +194,11 @@ _HINTS: dict[type[Kernel], str] = {
     Function: " (a function of two rows belongs in kernels.Pairwise)",
     Pairwise: " (a function of blocks belongs in kernels.Function)",
 }
-"""Ends of error messages: the user may have chosen the wrong one of these two classes."""
+"""Ends of error messages, for a user who has chosen the wrong one of these two classes."""
 
 
 def read_only_view(rows: Array) -> Array:
-    """Return a read-only view for a user function: the rows belong to the user, and all tiles share them."""
+    """Return a read-only view for a user function, because the rows belong to the user and all tiles share them."""
     view = rows.view()
     view.flags.writeable = False
     return view
@@ -211,10 +211,11 @@ def display_name(function: object) -> str:
 
 @dataclass(frozen=True)
 class Precomputed(PreparedKernel):  # numpydoc ignore=PR02
-    """Precomputed kernel: a row z holds its kernel values ``k(z, X)`` with the training rows, landmarks are columns.
+    """Precomputed kernel: a row z holds its kernel values ``k(z, X)`` with the training points.
 
     With ``kernel="precomputed"``, the `fit` of an estimator takes the Gram matrix of the training points, and
-    `transform` takes the block k(Z, X). Assumed to be positive semi-definite; a fit checks it.
+    `transform` takes the block k(Z, X). Landmarks are columns of this block. The kernel is assumed to be positive
+    semi-definite; a fit checks this.
 
     Parameters
     ----------
@@ -250,7 +251,7 @@ class Precomputed(PreparedKernel):  # numpydoc ignore=PR02
         return replace(self, columns=X.shape[1])
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Return a function that selects, from rows of kernel values, the columns that the landmarks number."""
+        """Return a function that selects the columns of the landmarks from rows of kernel values."""
         columns = landmarks[:, 0].astype(np.intp)
         in_range = self.columns is not None and columns.min() >= 0 and columns.max() < self.columns
         if not in_range or not (columns == landmarks[:, 0]).all():
@@ -267,5 +268,5 @@ class Precomputed(PreparedKernel):  # numpydoc ignore=PR02
         raise InvalidInputError("A precomputed kernel does not know k(z, z): give diag=, of shape (n,).")
 
     def __call__(self, X: object, Y: object = None) -> Array:
-        """Raise a KernelError: there are no points to compare."""
+        """Raise a KernelError, because there are no points to compare."""
         raise KernelError("A precomputed kernel has no points to compare; it belongs to an estimator.")

@@ -25,7 +25,7 @@ from dkfm.kernels.parameters import (
 
 @dataclass(frozen=True)
 class Linear(PreparedKernel):
-    """The linear kernel, ``<x, y>``, with which kernel PCA is PCA.
+    """The linear kernel, ``<x, y>``; kernel PCA with it is PCA.
 
     Positive semi-definite. Takes sparse rows.
 
@@ -61,7 +61,7 @@ class _DotProduct(PreparedKernel):
 
     @abstractmethod
     def _map_values(self, scaled_products: Array) -> Array:
-        """Return the kernel values of scaled and shifted inner products, which may be overwritten."""
+        """Return the kernel values of scaled and shifted inner products; it may overwrite them."""
 
     def resolve(self, X: Rows) -> Kernel:
         """Fill in the scale, if it is None."""
@@ -101,9 +101,9 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
     Parameters
     ----------
     degree : int, >= 1
-        Exponent; fractional powers raise an error, because they need not be kernels.
+        Exponent. Fractional exponents raise an error, because the power need not be positive semi-definite.
     scale : float, > 0, or None
-        Factor of the inner product, ``gamma`` in scikit-learn; None means 1 / d for d columns, as there.
+        Factor of the inner product, ``gamma`` in scikit-learn; None means 1 / d for d columns, as in scikit-learn.
     offset : float, >= 0
         Constant that is added, ``coef0`` in scikit-learn.
 
@@ -133,12 +133,12 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """Whether the degree is small enough: a power multiplies the relative error of an inner product."""
+        """Whether the degree is small enough, because a power multiplies the relative error of an inner product."""
         return fits_error_share(self.float32_error_share)
 
     @property
     def float32_error_share(self) -> float:
-        """That of an inner product, multiplied by the degree."""
+        """The error share of an inner product, multiplied by the degree."""
         return self.degree * FLOAT32_ERROR
 
     def _map_values(self, scaled_products: Array) -> Array:
@@ -147,9 +147,9 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
 
 @dataclass(frozen=True)
 class Cosine(PreparedKernel):
-    """The cosine of the angle between two rows, ``<x, y> / (|x| |y|)``; 0 if a row is 0, also on the diagonal.
+    """The cosine of the angle between two rows, ``<x, y> / (|x| |y|)``.
 
-    Positive semi-definite. Takes sparse rows.
+    It is 0 if x or y is 0, also on the diagonal. Positive semi-definite. Takes sparse rows.
 
     Examples
     --------
@@ -177,13 +177,13 @@ class Cosine(PreparedKernel):
 class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
     """The sigmoid "kernel", ``tanh(scale <x, y> + offset)``, which is not positive semi-definite for any parameters.
 
-    A fit raises an error, unless the Gram matrix of the training rows happens to be positive semi-definite, or its
-    negative part may be dropped (``on_indefinite="clip"``). Takes sparse rows.
+    A fit raises an error, unless the Gram matrix of the training rows happens to be positive semi-definite, or
+    ``on_indefinite="clip"`` drops its negative part. Takes sparse rows.
 
     Parameters
     ----------
     scale : float, > 0, or None
-        Factor of the inner product, ``gamma`` in scikit-learn; None means 1 / d for d columns, as there.
+        Factor of the inner product, ``gamma`` in scikit-learn; None means 1 / d for d columns, as in scikit-learn.
     offset : float
         Constant that is added, ``coef0`` in scikit-learn.
 
@@ -221,12 +221,12 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
 
 
 def fits_error_share(share: float) -> bool:
-    """Return whether an error is allowed in float32, as a share of the largest value; a feature map doubles it."""
+    """Return whether a relative error is small enough for float32; a feature map doubles it."""
     return 2 * share <= FLOAT32_LIMIT
 
 
 def compute_power_overwriting_base(base: Array, exponent: int) -> Array:
-    """Return a positive integer power by repeated squaring; overwrite `base`, and use at most one array of its size."""
+    """Return a positive integer power by repeated squaring; overwrite `base`, and allocate at most one such array."""
     result: Array | None = None
     while True:
         if exponent & 1:
@@ -242,26 +242,29 @@ def compute_power_overwriting_base(base: Array, exponent: int) -> Array:
 
 
 _NEAR_THRESHOLDS = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 1e-2}
-"""Relative squared distance of unit rows below which the distance is computed from differences of rows, or for nearly
-opposite rows from sums: the square root in the angle magnifies the errors of products."""
+"""Relative squared distance of unit rows below which the distance is recomputed from differences of rows.
+
+For nearly opposite rows it is recomputed from sums of rows. Otherwise the square root in the angle would magnify the
+errors of inner products.
+"""
 
 _ROWS_AT_ONCE = 64
-"""Rows of the block whose angles are computed at a time."""
+"""Number of rows of the block whose angles are computed at a time."""
 
 _PAIRS_AT_ONCE = 1024
-"""Nearly opposite pairs of rows that are added at a time."""
+"""Number of nearly opposite pairs of rows that are added at a time."""
 
 _FLOAT32_FACTORS = 1e-15, 1e15
-"""Range of powers of lengths whose products float32 holds."""
+"""Range of powers of lengths whose products neither overflow nor underflow in float32."""
 
 
 @dataclass(frozen=True)
 class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
     """The arc-cosine kernel of order n, ``|x|^n |y|^n J_n(theta) / pi``, with theta the angle between x and y.
 
-    ``J_0 = pi - theta``, ``J_1 = sin theta + (pi - theta) cos theta``,
+    ``J_0 = pi - theta``, ``J_1 = sin theta + (pi - theta) cos theta``, and
     ``J_2 = 3 sin theta cos theta + (pi - theta) (1 + 2 cos^2 theta)``. A row of zeros counts as orthogonal to all
-    rows, also to itself. Positive semi-definite. Takes sparse rows.
+    rows, including itself. Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
@@ -324,7 +327,7 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
         sqrt(h (1 - h))``. For nearly opposite rows ``1 - h`` is a quarter of the square of their sum.
         """
         h = np.multiply(negative_squares, -0.25, out=negative_squares)
-        rows = np.flatnonzero(h.max(axis=1) > 1 - near)  # one pass: the search for pairs takes longer than all others
+        rows = np.flatnonzero(h.max(axis=1) > 1 - near)  # search few rows: the search takes longer than all other steps
         h[rows] = np.minimum(h[rows], 1)
         i, j = find_pairs(h[rows] > 1 - near)
         i = rows[i]

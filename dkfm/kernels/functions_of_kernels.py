@@ -33,14 +33,14 @@ from dkfm.kernels.pairwise.distance_effects import FLOAT32_LIMIT
 from dkfm.kernels.parameters import as_float_or_nan, coerce_exponent
 
 _MAX_TERMS = 1024
-"""Most coefficients of a power series: each kernel value takes one step for each."""
+"""Largest number of coefficients of a power series; each kernel value takes one step per coefficient."""
 
 _MIN_NORMAL = float(np.finfo(np.float64).tiny)
 """Smallest float64 with full precision."""
 
 
 class MagnifyingKernel(ElementwiseKernel):
-    """Base class of elementwise functions that magnify errors: float32 rows are computed in float32 where it suffices.
+    """Base class of elementwise functions that magnify errors; float32 rows use float32 only where it is exact enough.
 
     A subclass has a `float32_error_share`, or overrides `supports_float32` and `_fits_float32`.
     """
@@ -49,7 +49,7 @@ class MagnifyingKernel(ElementwiseKernel):
 
     @property
     def supports_float32(self) -> bool:
-        """Whether errors of the inner kernel are known, and stay small enough."""
+        """Whether errors of the inner kernel are known, and small enough after magnification."""
         return fits_error_share(self.float32_error_share)
 
     def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
@@ -57,7 +57,7 @@ class MagnifyingKernel(ElementwiseKernel):
         return prepare_in_both_precisions(self, landmarks, self._prepare_in_one_precision, self._fits_float32)
 
     def _fits_float32(self, diagonal: Array, largest: float) -> npt.NDArray[np.bool_]:
-        """Return whether float32 suffices for rows with these inner k(x, x), (n,), beside the landmarks' largest."""
+        """Return for which rows float32 suffices, from their inner k(x, x), (n,), and the largest of the landmarks."""
         return np.ones(len(diagonal), np.bool_)
 
 
@@ -67,7 +67,7 @@ def prepare_in_both_precisions(
     prepare: Callable[[Rows], Evaluator],
     fits_float32: Callable[[Array, float], npt.NDArray[np.bool_]] | None = None,
 ) -> Evaluator:
-    """Return a function that computes float32 rows so if that holds the values of the inner kernel, else in float64.
+    """Return a function that computes rows in float32 if the inner kernel's values fit float32, else in float64.
 
     Parameters
     ----------
@@ -78,8 +78,8 @@ def prepare_in_both_precisions(
     prepare : callable
         Prepares landmarks of either precision.
     fits_float32 : callable, optional
-        Function from the inner k(x, x) of rows, (n,), and the largest one of the landmarks, to a mask of those rows for
-        which float32 suffices besides.
+        Further condition: a function from the inner k(x, x) of rows, (n,), and the largest inner k(x, x) of the
+        landmarks, to a mask of the rows for which float32 suffices.
     """
     diagonal = kernel.kernel.evaluate_diagonal(as_float64(landmarks))
     holds_landmarks = bool(are_products_in_float32_range(diagonal).all())
@@ -108,12 +108,12 @@ class Power(MagnifyingKernel):
 
     @property
     def definiteness(self) -> Definiteness:
-        """That of the kernel if it is positive semi-definite or the exponent is 1, else indefinite."""
+        """Definiteness of the inner kernel if it is positive semi-definite or the exponent is 1, else indefinite."""
         return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_power_series()
 
     @property
     def float32_error_share(self) -> float:
-        """That of the inner kernel, multiplied by the exponent."""
+        """The error share of the inner kernel, multiplied by the exponent."""
         return self.exponent * self.kernel.float32_error_share
 
     def _map_values(self, values: Array) -> Array:
@@ -125,7 +125,7 @@ class Power(MagnifyingKernel):
 
 @dataclass(frozen=True)
 class PowerSeries(MagnifyingKernel):  # numpydoc ignore=PR02
-    """A power series of a kernel with coefficients >= 0, ``a_0 + a_1 k + a_2 k^2 + ..``.
+    """A finite power series of a kernel, ``a_0 + a_1 k + a_2 k^2 + ..``, with coefficients >= 0.
 
     Positive semi-definite if the kernel is.
 
@@ -165,14 +165,14 @@ class PowerSeries(MagnifyingKernel):  # numpydoc ignore=PR02
 
     @property
     def definiteness(self) -> Definiteness:
-        """That of the kernel if it is positive semi-definite or the series is linear, else indefinite."""
+        """Definiteness of the inner kernel if it is positive semi-definite or the series is linear, else indefinite."""
         if len(self.coefficients) <= 2:
             return self.kernel.definiteness
         return self.kernel.definiteness.of_power_series()
 
     @property
     def float32_error_share(self) -> float:
-        """That of the inner kernel, multiplied by the largest exponent."""
+        """The error share of the inner kernel, multiplied by the largest exponent."""
         return (len(self.coefficients) - 1) * self.kernel.float32_error_share
 
     def _map_values(self, values: Array) -> Array:
@@ -191,7 +191,7 @@ class PowerSeries(MagnifyingKernel):  # numpydoc ignore=PR02
 class Exp(MagnifyingKernel):
     """The exponential of a kernel, ``exp(k(x, y))``.
 
-    Positive semi-definite if the kernel is at least conditionally so (Schoenberg).
+    Positive semi-definite if the inner kernel is positive semi-definite, also if only conditionally (Schoenberg).
 
     Examples
     --------
@@ -205,7 +205,7 @@ class Exp(MagnifyingKernel):
 
     @property
     def supports_float32(self) -> bool:
-        """Whether errors of the inner kernel are known: each row whose k(x, x) is too large is computed in float64."""
+        """Whether errors of the inner kernel are known; rows whose k(x, x) is too large are computed in float64."""
         return isfinite(self.kernel.float32_error_share)
 
     def _fits_float32(self, diagonal: Array, largest: float) -> npt.NDArray[np.bool_]:
@@ -226,7 +226,8 @@ class Exp(MagnifyingKernel):
 class Normalized(TwoPrecisionKernel, Wrapper):
     """The normalized kernel, ``k(x, y) / sqrt(k(x, x) k(y, y))``, with 0/0 = 0.
 
-    All points other than 0 have length 1 in feature space. Positive semi-definite, as the kernel must be.
+    All points with k(x, x) > 0 have length 1 in feature space. The inner kernel must be positive semi-definite; the
+    normalized kernel is too.
 
     Examples
     --------
@@ -245,7 +246,7 @@ class Normalized(TwoPrecisionKernel, Wrapper):
 
     @property
     def float32_error_share(self) -> float:
-        """That of the inner kernel."""
+        """The error share of the inner kernel."""
         return self.kernel.float32_error_share
 
     def __post_init__(self) -> None:
@@ -257,7 +258,7 @@ class Normalized(TwoPrecisionKernel, Wrapper):
             )
 
     def _prepare_float32_rows(self, landmarks: Rows) -> Evaluator:
-        """Prepare in both precisions."""
+        """Prepare the landmarks in both precisions."""
         return prepare_in_both_precisions(self, landmarks, self._prepare_in_one_precision)
 
     def _prepare_in_one_precision(self, landmarks: Rows) -> Evaluator:
@@ -266,7 +267,7 @@ class Normalized(TwoPrecisionKernel, Wrapper):
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             values = prepared(Z, out)
-            with np.errstate(over="ignore", invalid="ignore"):  # of rows that do not fit float32, computed again
+            with np.errstate(over="ignore", invalid="ignore"):  # rows that overflow float32 are computed again
                 values *= self._inverse_lengths(Z)[:, np.newaxis].astype(values.dtype)
                 values *= right.astype(values.dtype)
             return values
@@ -287,7 +288,7 @@ class Normalized(TwoPrecisionKernel, Wrapper):
         return np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
 
     def _require_no_underflow(self, rows: Rows, squares: Array) -> None:
-        """Raise a KernelError if k(x, x), in `squares`, is subnormal, or is 0 only because the row x is too short."""
+        """Raise a KernelError if k(x, x), in `squares`, is subnormal, or has underflowed to 0."""
         small = np.flatnonzero(squares < _MIN_NORMAL)
         if not len(small):
             return

@@ -89,7 +89,7 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
 class AdditiveChiSquared(_HistogramKernel):
     """The additive chi-squared kernel of histograms, ``-sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0.
 
-    Conditionally positive semi-definite: use it for kernel PCA, or as ``Exp(k)``, which is `ChiSquared`.
+    Conditionally positive semi-definite: use it in kernel PCA, or as ``Exp(k)``, which is `ChiSquared`.
 
     Examples
     --------

@@ -1,6 +1,7 @@
-"""Convert names of kernels, scikit-learn's with its parameters and defaults and dkfm's, and Gaussian process kernels.
+"""Convert names of kernels, and scikit-learn's Gaussian process kernels, to kernels.
 
-scikit-learn is not imported: its objects are recognized by their module and class name.
+Names are scikit-learn's, with its parameters and defaults, or dkfm's. scikit-learn is not imported: its objects are
+recognized by their module and class name.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +53,7 @@ _FACTORIES: dict[str, Callable[..., Kernel]] = {
     "rbf": _make_rbf,
     "sigmoid": _make_sigmoid,
 }
-"""Functions that make a kernel from the parameters of a scikit-learn name."""
+"""Functions that build the kernel of a scikit-learn name from its parameters."""
 
 _PARAMETERS = {
     "chi2": ("gamma",),
@@ -65,14 +66,14 @@ _PARAMETERS = {
 """Parameters of scikit-learn's names; the other names have none."""
 
 _COUNTERPARTS = {"rbf": ("sigma", "gaussian"), "gaussian": ("gamma", "rbf")}
-"""A parameter that a name does not have, and the name of the same kernel that has it."""
+"""For a name: a parameter that it lacks, and the name of the same kernel that has this parameter."""
 
 SCIKIT_LEARN_PARAMETERS = frozenset(name for names in _PARAMETERS.values() for name in names)
 """Parameters of scikit-learn's kernels."""
 
 
 def _convert_integral_float(number: Any) -> Any:
-    """Return an int for an integral float, because scikit-learn's degrees are floats; else the value unchanged."""
+    """Return an int for an integral float, because scikit-learn's degrees are floats; return other values unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -89,11 +90,11 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
     Parameters
     ----------
     kernel : str, Gaussian process kernel or Kernel
-        A name in `sklearn.metrics.pairwise.PAIRWISE_KERNEL_FUNCTIONS`, or "precomputed". Or one of these Gaussian
-        process kernels: RBF, Matern, RationalQuadratic, ExpSineSquared (for one column), DotProduct, ConstantKernel,
-        and sums, products and integer powers of them. A kernel of dkfm's is returned as it is.
+        A name in `sklearn.metrics.pairwise.PAIRWISE_KERNEL_FUNCTIONS`, or "precomputed". Or a Gaussian process kernel:
+        RBF, Matern, RationalQuadratic, ExpSineSquared (for one column), DotProduct, ConstantKernel, or a sum, product
+        or integer power of these. A dkfm kernel is returned unchanged.
     **parameters
-        Parameters of a named kernel; the defaults are scikit-learn's (a gamma of None means 1 / d for d columns).
+        Parameters of a named kernel. The defaults are scikit-learn's; gamma=None means 1 / d for d columns.
 
     Raises
     ------
@@ -130,20 +131,20 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
 
 
 def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
-    """Return the kernel that a name means, in Python and on the command line.
+    """Return the kernel of a name, as used in Python and on the command line.
 
     Parameters
     ----------
     name : str
-        A name of scikit-learn's, as "rbf", or of dkfm's, as "gaussian". One that both have, as "polynomial", has
-        scikit-learn's parameters and defaults unless a parameter is dkfm's alone.
+        A scikit-learn name such as "rbf", or a dkfm name such as "gaussian". A name of both, such as "polynomial", has
+        scikit-learn's parameters and defaults, unless a given parameter belongs to dkfm alone.
     parameters : mapping
-        Parameters by name. A width that dkfm's kernel needs and that is not given is the median distance of the rows.
+        Parameters by name. The default width of a dkfm name is the median distance of the rows.
 
     Raises
     ------
     KernelError
-        The name or a parameter is unknown, or has another value than the kernel takes.
+        The name or a parameter is unknown, or the kernel does not accept the value of a parameter.
 
     Examples
     --------
@@ -176,7 +177,7 @@ def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
 
 
 def _describe_counterpart(kernel: str, parameters: set[str]) -> str:
-    """Return which name has a parameter that a kernel does not have, in words; an empty text if none is known."""
+    """Return a clause that names the kernel with a parameter that this kernel lacks; empty if none is known."""
     parameter, name = _COUNTERPARTS.get(kernel, ("", ""))
     return f"; {parameter} is one of {name!r}" if parameter in parameters else ""
 
@@ -202,7 +203,7 @@ def _from_matern(k: Any) -> Kernel:
 
 
 def _from_exp_sine_squared(k: Any) -> Kernel:
-    # A tuple of one length scale refuses rows of more columns, for which scikit-learn takes the sine of the norm.
+    # A tuple of one length scale raises for rows of more columns, for which scikit-learn takes the sine of the norm.
     return Periodic(k.periodicity, (k.length_scale,))
 
 
@@ -230,7 +231,7 @@ def is_scikit_learn_name(name: str) -> bool:
 
 
 def filter_parameters(spec: object, **parameters: object) -> dict[str, object]:
-    """Return the parameters that are not None and that the kernel of a name takes; none if `spec` is not a name.
+    """Return the parameters that are not None and that the named kernel takes; empty if `spec` is not a name.
 
     >>> filter_parameters("rbf", gamma=0.5, degree=3), filter_parameters("linear", gamma=1.0)
     ({'gamma': 0.5}, {})
@@ -245,7 +246,7 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
     Raises
     ------
     KernelError
-        The argument is no `KernelSpec`, or has parameters but is neither a name nor a function.
+        The argument is not a `KernelSpec`, or parameters are given and it is neither a name nor a function.
     """
     if parameters is not None and not isinstance(parameters, Mapping):
         raise KernelError(f"kernel_params must be a mapping of names to numbers, and is {parameters!r:.100}.")

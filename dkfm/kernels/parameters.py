@@ -10,22 +10,22 @@ from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel
 
 MEDIAN = "median"
-"""Length scale that is set by a fit: the median distance between training rows."""
+"""Value of a length scale that a fit replaces by the median distance between training rows."""
 
 Scale = float | tuple[float, ...] | str | None
 """Length scale: a number, one for each column, "median", or None for scikit-learn's default."""
 
 _MIN_SCALE = 1e-150
-"""Length scales must be larger, so that their squares do not underflow."""
+"""Length scales must be larger than this, so that their squares do not underflow."""
 
 _MAX_SCALE = 1e150
-"""Length scales must be smaller, so that their squares do not overflow."""
+"""Length scales must be smaller than this, so that their squares do not overflow."""
 
 _EXPONENT_LIMIT = 2**31
-"""Exponents must be smaller."""
+"""Exponents must be smaller than this."""
 
 _MAX_SAMPLE = 1000
-"""Most rows whose distances give the median."""
+"""Largest number of rows from whose distances the median is computed."""
 
 
 def coerce_to_float(kernel: Kernel, name: str) -> float:
@@ -39,7 +39,7 @@ def coerce_to_float(kernel: Kernel, name: str) -> float:
 
 
 def as_float_or_nan(value: object) -> float:
-    """Return a number as a float, and NaN for anything else."""
+    """Return a real number as a float, and NaN for anything else."""
     try:
         real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
         return float(value) + 0.0 if real else nan  # type: ignore[arg-type]  # adding 0.0 turns -0.0 into 0.0
@@ -69,7 +69,7 @@ def coerce_to_non_negative_float(kernel: Kernel, name: str, reason: str = "") ->
 def coerce_scale(kernel: Kernel, name: str, *words: str | None, is_squared: bool = True) -> None:
     """Raise a KernelError unless a parameter is a positive number, one for each column, or one of the `words`.
 
-    Numbers of the kernel become floats. If `is_squared`, their squares must neither overflow nor underflow.
+    The numbers are converted to floats. If `is_squared`, their squares must neither overflow nor underflow.
     """
     value = unwrap_array(getattr(kernel, name))
     if value is None or isinstance(value, str | bytes):

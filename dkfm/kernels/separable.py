@@ -19,16 +19,17 @@ from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
 @dataclass(frozen=True)
 class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
-    """The Laplacian kernel, ``exp(-|x - y|_1 / sigma)``, of the sum of absolute differences.
+    """The Laplacian kernel, ``exp(-|x - y|_1 / sigma)``, with ``|x - y|_1`` the sum of absolute differences.
 
-    Positive semi-definite. It cannot be computed by a matrix product; the extra "fast" (numba) makes it several times
+    Positive semi-definite. It cannot be computed by a matrix product; the extra "fast" (Numba) makes it several times
     faster.
 
     Parameters
     ----------
     sigma : float > 0, one for each column, "median", or None
-        Length scale, in the units of the columns. scikit-learn's ``gamma`` is ``1 / sigma``; None means its default of
-        1 / d for d columns. With one for each column, the distance is the sum of ``|x_j - y_j| / sigma_j``.
+        Length scale, in the units of the columns. scikit-learn's ``gamma`` is ``1 / sigma``; None means its default
+        gamma of 1 / d for d columns. With one sigma for each column, the distance is the sum of
+        ``|x_j - y_j| / sigma_j``.
 
     Examples
     --------
@@ -84,15 +85,17 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
 def _exp_scaled(distances: Array, scale: float) -> Array:
     """Return exp(-distances / scale), overwriting the distances."""
     if np.isfinite(1 / scale):
-        distances *= -1 / scale  # faster: a division takes half as long as the exponential
+        distances *= -1 / scale  # faster than a division, which takes half as long as the exponential
     else:
         distances /= -scale
     return exp_without_subnormals_in_place(distances)
 
 
 _COLUMNS_OF_FLOAT64 = 3, 4
-"""Numbers of columns for which float64 is faster if distances are products: of so few circles many points are so near
-that float32 computes them twice."""
+"""Numbers of columns for which float64 is faster if distances are computed by matrix products.
+
+On so few circles, many points are so near that float32 computes their distances twice.
+"""
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,9 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
 
     Notes
     -----
-    MacKay, "Introduction to Gaussian processes" (1998). Each column is mapped to a circle, and the Gaussian
-    kernel of the points on the circles is computed. The error of a point is about ``eps |x - c| / period``, with c the
-    first landmark, and at most eps, because remainders of whole periods are exact.
+    MacKay, "Introduction to Gaussian processes" (1998). Each column is mapped to a circle, and the Gaussian kernel of
+    the points on the circles is computed. The error of a point is about ``eps |x - c| / period``, with c the first
+    landmark, and at most eps, because remainders modulo the period are exact.
 
     Examples
     --------
@@ -139,7 +142,7 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
         return self
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Map the landmarks to the circles once, in float64 whatever the precision of the block."""
+        """Map the landmarks to the circles once, always in float64."""
         d = landmarks.shape[1]
         period, scale = get_numeric_scale(self, "period", d), get_numeric_scale(self, "length_scale", d)
         centre = np.fmod(landmarks[0].astype(np.float64), period)

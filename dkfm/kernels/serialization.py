@@ -46,14 +46,14 @@ _NUMERIC: dict[str, type[Kernel]] = {
     "rational_quadratic": RationalQuadratic,
     "sigmoid": Sigmoid,
 }
-"""Kernels whose parameters are all numbers; the command line takes their names."""
+"""Kernels whose parameters are all numbers, by the names that the command line accepts."""
 
 _MEDIANS: dict[type[Kernel], dict[str, object]] = {
     Gaussian: {"sigma": MEDIAN},
     Laplacian: {"sigma": MEDIAN},
     **{kernel: {"length_scale": MEDIAN} for kernel in (Exponential, Matern, RationalQuadratic)},
 }
-"""Widths that a name of dkfm's has if they are not given: in other units 1, the default of the class, is of no use."""
+"""Default widths of dkfm's names. The default of the classes, 1, is useless if the columns have other units."""
 
 _REGISTRY: dict[str, type] = {
     **_NUMERIC,
@@ -72,23 +72,23 @@ _REGISTRY: dict[str, type] = {
     "sum": Sum,
     "warped": Warped,
 }
-"""Classes by their names in JSON."""
+"""Classes of kernels and maps by their names in JSON."""
 
 _ALIASES = {"additive_chi2": "additive_chi_squared", "chi2": "chi_squared", "poly": "polynomial", "rbf": "gaussian"}
-"""Names that scikit-learn uses, with those of dkfm; error messages suggest the latter."""
+"""scikit-learn's names and dkfm's equivalents, which error messages suggest."""
 
 _NAMES = {cls: name for name, cls in _REGISTRY.items()}
 _MAX_DEPTH = 32
-"""Most levels of nesting in a stored kernel."""
+"""Largest depth of nesting of a stored kernel."""
 
 _MAX_PARTS = 1024
-"""Most kernels and maps that a stored kernel is composed of."""
+"""Largest number of kernels and maps in a stored kernel."""
 
 _MAX_TEXT = 1000
-"""Most characters of a text in a stored kernel."""
+"""Largest number of characters of a text in a stored kernel."""
 
 _MAX_NUMBERS = 2**20
-"""Most numbers in a list in a stored kernel."""
+"""Largest number of elements of a list in a stored kernel."""
 
 
 def to_config(kernel: Kernel) -> dict[str, object]:
@@ -97,7 +97,7 @@ def to_config(kernel: Kernel) -> dict[str, object]:
     Raises
     ------
     KernelError
-        The kernel has a class of your own, or a function that another process could not import.
+        The kernel has a user class, or a function that another process cannot import.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def _encode(value: object, depth: int) -> object:
 
 
 def is_code_free(kernel: object) -> bool:
-    """Return whether a kernel contains no function, whose code could change while its name stays the same."""
+    """Return whether a kernel contains no user function; the code of one may change while its name stays the same."""
     if type(kernel) in _NAMES:
         return all(is_code_free(getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # registered classes are dataclasses
     if isinstance(kernel, tuple):
@@ -156,7 +156,7 @@ def function_paths(value: object) -> tuple[str, ...]:
 
 
 def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
-    """Return the kernel of a `to_config` dictionary; check all its parameters again.
+    """Return the kernel of a `to_config` dictionary; all parameters are checked again.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
     Raises
     ------
     KernelError
-        A name or a parameter is unknown, or the kernel refuses the value of a parameter.
+        A name or a parameter is unknown, or the kernel does not accept the value of a parameter.
     UntrustedError
         A function is not trusted, or its source has changed.
     """
@@ -180,7 +180,7 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
 
 
 def fill_in_median_widths(config: object) -> object:
-    """Return JSON values of a kernel with the median for each width that they leave out, as `make_named_kernel` does.
+    """Return JSON values of a kernel in which each missing width is "median", as in `make_named_kernel`.
 
     >>> fill_in_median_widths({"name": "exp", "kernel": {"name": "gaussian"}})
     {'name': 'exp', 'kernel': {'sigma': 'median', 'name': 'gaussian'}}
@@ -214,7 +214,7 @@ def _decode_value(value: object, trusted: Collection[str], levels_left: int) -> 
 
 
 def make_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
-    """Return the kernel of one of dkfm's names; a width that is not given is the median distance of the rows.
+    """Return the kernel of a dkfm name; the default width is the median distance of the rows.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def make_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
 
 
 def import_kernel(path: str) -> Kernel:
-    """Return the kernel, or the kernel of the function f(X, Y), that a path ``module:name`` of the user imports."""
+    """Import ``module:name``, a kernel or a function f(X, Y) of the user, and return the kernel."""
     imported = import_function(path)
     return imported if isinstance(imported, Kernel) else Function(imported)
 
@@ -248,7 +248,7 @@ def find_parameters(name: str) -> list[str] | None:
 
 
 def find_class_of_named_kernel(cli_name: str) -> str | None:
-    """Return the class name of the kernel that the command line knows by a name; None if there is none.
+    """Return the class name of a kernel of the command line; None if there is no kernel of this name.
 
     >>> find_class_of_named_kernel("arc_cosine")
     'ArcCosine'
@@ -279,11 +279,11 @@ def _instantiate(cls: type, parameters: Mapping[str, object]) -> Any:
 
 
 def require_small_config(config: object) -> None:
-    """Raise a KernelError if stored values exceed the limits: a hostile file could exhaust time and memory."""
+    """Raise a KernelError if stored values exceed the limits, because a hostile file could exhaust time and memory."""
     parts, stack = 0, [(config, 0)]
     while stack:
         value, depth = stack.pop()
-        if depth > _MAX_DEPTH + 1:  # `_decode` has the exact limit
+        if depth > _MAX_DEPTH + 1:  # `_decode` checks the exact limit
             raise KernelError(f"A stored kernel is nested deeper than {_MAX_DEPTH}.")
         if isinstance(value, str) and len(value) > _MAX_TEXT:
             raise KernelError(f"A stored kernel has a text of {len(value)} characters, and may have {_MAX_TEXT}.")

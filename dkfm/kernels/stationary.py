@@ -28,7 +28,7 @@ from dkfm.kernels.parameters import (
 
 
 class DistanceKernel(PreparedKernel):
-    """Base class of kernels of a distance divided by a length scale, which a fit may set."""
+    """Base class of kernels of a distance divided by a length scale; a fit may set the length scale."""
 
     scale_name: ClassVar[str] = "length_scale"
     """Name of the field that holds the length scale."""
@@ -39,7 +39,7 @@ class DistanceKernel(PreparedKernel):
     def median(cls, X: object) -> Self:
         """Return the kernel whose length scale is the median of the nonzero distances between the rows of X (n, d).
 
-        If X has more than 1,000 rows, a seeded sample is used, so that the same rows give the same kernel.
+        If X has more than 1,000 rows, a sample with a fixed seed is used, so that the same rows give the same kernel.
 
         Examples
         --------
@@ -70,27 +70,27 @@ class DistanceKernel(PreparedKernel):
 
 
 class EuclideanDistanceKernel(DistanceKernel):
-    """Base class of functions of the Euclidean distance; a subclass defines `_map_values` of minus its squares."""
+    """Base class of functions of the Euclidean distance; a subclass defines them by `_map_values`."""
 
     supports_sparse = supports_out = has_no_subnormals = True
     _length_scale_factor: float = 1.0
-    """Columns are divided by the length scale times this number."""
+    """Factor of the length scale; columns are divided by the product."""
     _relative_near_threshold: float = 0.0
-    """Least share of the squared norms below which squared distances are recomputed from differences."""
+    """Smallest share of the squared norms below which squared distances are recomputed from differences."""
 
     @abstractmethod
     def _map_values(self, negative_squares: Array) -> Array:
-        """Return the kernel values of negative squared distances, which may be overwritten."""
+        """Return the kernel values of negative squared distances; it may overwrite them."""
 
     def _map_sensitivity_values(self, negative_squares: Array) -> Array:
-        """Return values that errors of squared distances change as they change the kernel's."""
+        """Return values that are as sensitive to errors of squared distances as the kernel values are."""
         return self._map_values(negative_squares)
 
     def _pairwise_distances(self, X: Rows) -> Array:
         return np.sqrt(-prepare_negative_squared_distances(X, 1.0)(X))
 
     def prepare(self, landmarks: Rows, dtype: np.dtype[np.floating] | None = None) -> Evaluator:
-        """Prepare the squared distances to the landmarks, whose precision is by default that of the rows."""
+        """Prepare the squared distances to the landmarks; their precision is by default that of the landmarks."""
         unit = self._length_scale_factor * self._get_numeric_scale(landmarks.shape[1])
         negative_squared_distances = prepare_negative_squared_distances(
             landmarks,
@@ -125,7 +125,7 @@ class Gaussian(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     ----------
     sigma : float > 0, one for each column, "median", or None
         Bandwidth, in the units of the columns. scikit-learn's ``gamma`` is ``1 / (2 sigma^2)``; None means its default
-        of 1 / d for d columns.
+        gamma of 1 / d for d columns.
 
     Notes
     -----
@@ -229,8 +229,9 @@ class RationalQuadratic(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The negative squared distance, ``-|x - y|^2 / length_scale^2``.
 
-    Conditionally positive semi-definite: use it for kernel PCA, or as ``Exp(k)``. Half of its centred Gram matrix
-    is the centred Gram matrix of the linear kernel: kernel PCA is then classical scaling. Takes sparse rows.
+    Conditionally positive semi-definite: use it in kernel PCA, or as ``Exp(k)``. For length scale 1, half of its
+    centred Gram matrix is the centred Gram matrix of the linear kernel, so kernel PCA is classical scaling. Takes
+    sparse rows.
 
     Parameters
     ----------
@@ -254,35 +255,36 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         return negative_squares
 
     def radial_form(self, d: int) -> None:
-        """Return None: its value at distance 0 is 0, which says nothing of how exact the distances must be."""
+        """Return None: the value at distance 0 is 0, so it does not determine how exact the distances must be."""
 
     def _map_sensitivity_values(self, negative_squares: Array) -> Array:
-        return np.exp(negative_squares)  # its use is in Exp(k); by itself every error changes it
+        return np.exp(negative_squares)  # as in Exp(k); the kernel itself is equally sensitive at all distances
 
 
 _MAX_NU = 100.0
 """Largest smoothness nu."""
 
 _MAX_DEGREE = 10
-"""Largest degree of a polynomial that is evaluated instead of the Bessel function."""
+"""Largest degree for which the polynomial form is evaluated instead of the Bessel function."""
 
 _MAX_DISTANCE = 1e3
-"""Cap on the scaled distances of polynomials: beyond, the kernel is 0 in any precision, and powers overflow float32."""
+"""Cap on scaled distances in polynomials. Beyond it the kernel is 0 in any precision, and powers overflow float32."""
 
 
 @dataclass(frozen=True)
 class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The Matern kernel, ``2^(1-nu) / Gamma(nu) a^nu K_nu(a)`` with ``a = sqrt(2 nu) |x - y| / length_scale``.
 
-    K_nu is the modified Bessel function of the second kind. For nu = p + 1/2 with an integer p the kernel is a
+    K_nu is the modified Bessel function of the second kind. For nu = p + 1/2 with an integer p, the kernel is a
     polynomial of degree p times ``exp(-a)``: ``exp(-a)`` for nu = 1/2, ``(1 + a) exp(-a)`` for 3/2, and ``(1 + a +
-    a^2/3) exp(-a)`` for 5/2. Up to nu = 21/2 it is computed so, and for integers and other half-integers by recurrence.
-    Both take a fraction of the Bessel function's time. Positive semi-definite. Takes sparse rows.
+    a^2/3) exp(-a)`` for 5/2. This form is used up to nu = 21/2. Integers and larger half-integers use a recurrence.
+    Both take a fraction of the time of the Bessel function. Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
     nu : float, > 0, at most 100
-        Smoothness: features have ``nu - 1/2`` derivatives, rounded up. For larger nu use the limit, `Gaussian`.
+        Smoothness: features have k continuous derivatives for each integer k < nu. For larger nu use `Gaussian`, the
+        limit.
     length_scale : float > 0, one for each column, or "median"
         Length scale, in the units of the columns.
 
@@ -309,7 +311,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """Whether nu is 1/2, 3/2, .. or 21/2: others are computed in float64."""
+        """Whether nu is 1/2, 3/2, .. or 21/2; kernels with other nu are computed in float64."""
         return _polynomial_coefficients(self.nu) is not None
 
     @property
@@ -318,11 +320,11 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     @property
     def _relative_near_threshold(self) -> float:  # type: ignore[override]  # it depends on nu
-        # For nu <= 1 the kernel falls like a root of the squared distance, which magnifies its error.
+        # For nu <= 1 the kernel falls like a root of the squared distance, which magnifies the error of the latter.
         return 0.0 if self.nu > 1 else 1e-3
 
     def estimate_extra_value_seconds(self, d: int) -> float:
-        """Estimate the seconds of a Bessel function, or of those that a recurrence begins with."""
+        """Estimate the seconds of the Bessel function, or of the Bessel functions from which a recurrence starts."""
         if _polynomial_coefficients(self.nu) is not None:
             return 0.0
         return 1e-7 if (2 * self.nu).is_integer() else 3e-7
@@ -350,7 +352,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
 @cache
 def _polynomial_coefficients(nu: float) -> list[float] | None:
-    """Return the coefficients of the powers of a, from 1 for a^0; None if the Bessel function is needed."""
+    """Return the coefficients of the powers of a, in ascending order; None if the Bessel function is needed."""
     degree = int(nu)
     if nu != degree + 0.5 or degree > _MAX_DEGREE:
         return None

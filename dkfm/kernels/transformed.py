@@ -20,7 +20,7 @@ from dkfm.kernels.parameters import as_float_or_nan, unwrap_array
 
 
 class AffineMap:
-    """Base class of affine maps of rows, whose parameters are finite numbers, or sequences of one for each column."""
+    """Base class of affine maps of rows; parameters are finite numbers, or sequences of one number for each column."""
 
     def __post_init__(self) -> None:
         for parameter in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
@@ -39,7 +39,7 @@ class AffineMap:
         return False
 
     def __call__(self, X: Rows) -> Rows:
-        """Return the mapped float64 rows (n, d); sparse rows stay sparse, and raise an error if zeros are not kept."""
+        """Return the mapped float64 rows (n, d); sparse rows stay sparse, or raise if the map does not keep zeros."""
         constants = [np.asarray(getattr(self, parameter.name)) for parameter in fields(self)]  # type: ignore[arg-type]  # as above
         if any(c.ndim and len(c) != X.shape[1] for c in constants):
             raise KernelError(f"{self!r} has other columns than these rows, which have {X.shape[1]}.")
@@ -87,7 +87,7 @@ class Affine(AffineMap):  # numpydoc ignore=PR02
 class Standardize(AffineMap):  # numpydoc ignore=PR02
     """The affine map of rows ``x -> (x - mean) / scale``, for `Kernel.warp`.
 
-    It keeps the digits of columns that lie far from 0, which an `Affine` of the same values loses.
+    It keeps the digits of columns that are far from 0. The equivalent `Affine` loses them by cancellation.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ RowMap = AffineMap | Callable[[Array], object]
 
 
 class _TransformedRowsKernel(Wrapper):
-    """Base class of kernels that transform the rows first."""
+    """Base class of kernels that transform the rows before they evaluate an inner kernel."""
 
     @abstractmethod
     def _transform_rows(self, X: Rows) -> Rows:
@@ -148,7 +148,7 @@ class _TransformedRowsKernel(Wrapper):
         return block
 
     def _prepare_transformed(self, landmarks: Rows, dtype: np.dtype[np.floating]) -> Evaluator:
-        """Prepare the inner kernel for transformed landmarks, whose blocks have this dtype."""
+        """Prepare the inner kernel for transformed landmarks and blocks of this dtype."""
         return self.kernel.make_evaluator(landmarks)
 
     def resolve(self, X: Rows) -> Kernel:
@@ -191,7 +191,7 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """Whether the inner kernel does; rows are mapped, and then centred, in float64."""
+        """Whether the inner kernel supports float32; rows are mapped, and then centred, in float64."""
         return self.kernel.supports_float32
 
     def _prepare_transformed(self, landmarks: Rows, dtype: np.dtype[np.floating]) -> Evaluator:
@@ -230,7 +230,7 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
 @register_operator_class
 @dataclass(frozen=True)
 class Columns(_TransformedRowsKernel):  # numpydoc ignore=PR02
-    """A kernel of some of the columns, as made by ``k.on(columns)``; its definiteness is that of k.
+    """A kernel of selected columns, as made by ``k.on(columns)``; its definiteness is that of k.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ class Columns(_TransformedRowsKernel):  # numpydoc ignore=PR02
         object.__setattr__(self, "columns", tuple(int(column) for column in numbers))
 
     def estimate_extra_value_seconds(self, d: int) -> float:
-        """Estimate the seconds of the kernel of so many columns."""
+        """Estimate the seconds of the inner kernel for the selected columns."""
         return self.kernel.estimate_extra_value_seconds(len(self.columns))  # type: ignore[arg-type]  # a tuple since __post_init__
 
     def _transform_rows(self, X: Rows) -> Rows:

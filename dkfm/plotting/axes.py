@@ -40,7 +40,7 @@ def ensure_axes(ax: "Axes | None") -> "Axes":
 
 
 def ensure_panel_axes(count: int, ax: "Axes | Sequence[Axes] | None", inches: float = 2.6) -> "list[Axes]":
-    """Return a list of `count` axes: those of `ax`, or those of a new figure with up to four columns, in squares."""
+    """Return a list of `count` axes: those of `ax`, or square axes of a new figure with up to four columns."""
     if ax is not None:
         axes = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
         if len(axes) != count:
@@ -59,7 +59,7 @@ def require_component(number: object, q: int) -> None:
 
 
 def get_score_name(estimator: object) -> str:
-    """Return what a column of an estimator's `transform` is called."""
+    """Return the name of a column of an estimator's `transform`, for plots."""
     if isinstance(estimator, ExactFeatureMap):
         return "feature"
     return "discriminant" if is_classifier(estimator) else "component"
@@ -105,19 +105,19 @@ def add_legend(ax: "Axes", count: int) -> None:
 
 
 def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
-    """Write the figure of some axes to a PNG file and close the figure; an earlier file of dkfm is replaced.
+    """Write the figure of some axes to a PNG file and close the figure; replace an earlier file of dkfm.
 
     Parameters
     ----------
     ax : matplotlib axes, or sequence of them
-        Axes, or all that `display` or `contours` returned.
+        Axes of one figure, such as those that `display` or `contours` returned.
     path : str or Path
-        Path of the file, whose name ends with ``.png``.
+        Path of the file; its name must end with ``.png``.
 
     Raises
     ------
     InvalidInputError
-        The name ends otherwise, or the folder does not exist.
+        The name does not end with ``.png``, or the folder does not exist.
     StoreExistsError
         The path holds another file, which is left unchanged.
     """
@@ -135,5 +135,5 @@ def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
 
 
 def require_replaceable_picture(path: Path) -> None:
-    """Raise unless a picture can be written to a path: there is a folder, and no file that dkfm did not write."""
+    """Raise unless a picture can be written to a path: its folder exists, and it holds no file of another program."""
     local.require_replaceable_file(path, _SIGNATURE, "picture")

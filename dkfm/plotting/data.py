@@ -29,8 +29,8 @@ def sample_for_plot(
 ) -> tuple[Array, npt.NDArray[np.generic] | None, str]:
     """Return the rows to draw (m, q) or (m,), their labels (m,) if any, and a note for the plot if they are a sample.
 
-    More than 5,000 rows are sampled at random with a fixed seed, and keep their order. `name` is that of the values in
-    error messages, and `ndim` the number of dimensions that they must have, 1 or 2.
+    More than 5,000 rows are sampled at random with a fixed seed, and keep their order. `name` names the values in error
+    messages, and `ndim` is the number of dimensions that they must have, 1 or 2.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def sample_for_plot(
 
 
 def sample_row_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | None:
-    """Return the ascending numbers of `most` of n rows, drawn with a seed; None if there are no more than `most`.
+    """Return the ascending numbers of `most` of n rows, drawn with a seed; None if n is at most `most`.
 
     >>> sample_row_numbers(10, 3).tolist(), sample_row_numbers(3, 3)
     ([5, 6, 9], None)
@@ -59,7 +59,7 @@ def sample_row_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp]
 
 
 def _load_rows(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> list[npt.NDArray[np.generic]]:
-    """Return the numbered rows of each array, or all, in memory; dask arrays compute the tasks that they share once."""
+    """Return the numbered rows of each array, or all, in memory; compute shared tasks of dask arrays only once."""
     loaded: list[Any] = [array if is_dask_collection(array) else np.asarray(array) for array in arrays]
     loaded = loaded if numbers is None else [array[numbers] for array in loaded]
     if any(is_dask_collection(array) for array in loaded):
@@ -67,7 +67,7 @@ def _load_rows(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> li
 
         loaded = list(compute(*loaded))
     for array in loaded:
-        require_unmasked(array, "An array to be drawn")  # a dask array shows its mask only now
+        require_unmasked(array, "An array to be drawn")  # only a computed dask array shows its mask
     return [np.asarray(array) for array in loaded]
 
 
@@ -100,7 +100,7 @@ def require_length(labels: object, n: int, name: str) -> None:
 
 
 def _read_dense_shape(values: object, name: str) -> tuple[int, ...]:
-    """Return the shape of a dense array; raise if it is sparse, masked, of unknown length, or no array."""
+    """Return the shape of a dense array; raise if it is sparse, masked, of unknown length, or not an array."""
     require_unmasked(values, name)
     if hasattr(values, "tocsr"):
         raise InvalidInputError(f"{name} must be a dense array to be drawn, and is sparse.")
@@ -131,7 +131,7 @@ def _convert_to_finite_float64(values: npt.NDArray[np.generic], name: str) -> Ar
 
 
 def _require_sortable(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return labels; raise if they are of types that cannot be compared with each other."""
+    """Return labels; raise if their types cannot be compared with each other."""
     try:
         np.unique(labels)
     except TypeError:
@@ -162,7 +162,7 @@ def iter_label_masks(
 
 
 def escape_label(label: object) -> str:
-    r"""Return a label as text that Matplotlib draws verbatim, and does not hide from the legend.
+    r"""Return a label as text that Matplotlib draws verbatim and shows in the legend.
 
     >>> print(escape_label("$x$"), escape_label("_hidden"))
     \$x\$  _hidden

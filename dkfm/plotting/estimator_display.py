@@ -1,4 +1,4 @@
-"""Draw the pictures that a fitted estimator is looked at for, side by side."""
+"""Plot the standard pictures of a fitted estimator side by side."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -26,14 +26,15 @@ def display(
     *,
     ax: "Sequence[Axes] | None" = None,
 ) -> "list[Axes]":
-    """Plot what a fitted estimator is looked at for: the pictures of `spectrum`, `certificates` and `components`.
+    """Plot the standard pictures of a fitted estimator: those of `spectrum`, `certificates` and `components`.
 
     Parameters
     ----------
     estimator : fitted ExactFeatureMap, KernelPCA or KernelFisher
-        Of a map, its spectrum and certificates are drawn; of components, their spectrum; of discriminants, `X`.
+        A feature map is drawn with its spectrum and its certificates, components with their spectrum, and discriminants
+        only with the scores of `X`.
     X : array-like or dask array of shape (n, d), optional
-        Rows, of which the first two columns of scores are drawn too.
+        Rows, whose first two columns of scores are drawn too.
     labels : array-like or dask array of shape (n,), optional
         Labels of the rows.
     ax : sequence of matplotlib axes, optional
@@ -47,7 +48,7 @@ def display(
     Raises
     ------
     InvalidInputError
-        The estimator is another one, or discriminants are given without rows.
+        The estimator is of another class, or discriminants are given without rows.
     MissingExtraError
         Matplotlib is not installed.
 

@@ -46,19 +46,19 @@ _TITLES = {
     "discriminant": "Kernel Fisher discriminants",
     "feature": "Features",
 }
-"""Titles of pictures of scores, by what a column is."""
+"""Titles of plots of scores, by the name of a column."""
 
 
 def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None, *, ax: "Axes | None" = None) -> "Axes":
-    """Plot kept and dropped eigenvalues on a logarithmic scale, with a line between them.
+    """Plot kept and dropped eigenvalues on a logarithmic scale, separated by a line.
 
     Parameters
     ----------
     eigenvalues : array-like or dask array of shape (r,), or fitted estimator
-        Kept eigenvalues, positive and in descending order: `eigenvalues_`, or `pivots_` in the cholesky basis. From a
-        fitted `ExactFeatureMap`, its `dropped_` is read too; from a `KernelPCA`, zero eigenvalues count as dropped.
+        Kept eigenvalues, positive and in descending order: `eigenvalues_`, or `pivots_` in the cholesky basis. For a
+        fitted `ExactFeatureMap`, its `dropped_` is plotted too; for a `KernelPCA`, zero eigenvalues count as dropped.
     dropped : array-like or dask array of shape (m,), optional
-        Eigenvalues that were treated as zero, `dropped_`. Negative ones are drawn by their absolute value with another
+        Eigenvalues that were treated as zero, `dropped_`. The absolute values of negative ones are drawn with another
         marker; exact zeros are only counted.
     ax : matplotlib axes, optional
         Axes to draw on; new ones by default.
@@ -71,7 +71,8 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
     Raises
     ------
     InvalidInputError
-        An array is not one-dimensional, no eigenvalue is kept, a kept one is not positive, or the estimator has none.
+        An array is not one-dimensional, no eigenvalue is kept, a kept eigenvalue is not positive, or the estimator has
+        no eigenvalues.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -119,12 +120,12 @@ def components(
     Parameters
     ----------
     scores : array-like or dask array of shape (n, q), or fitted estimator
-        Scores, of which at most 5,000 rows are drawn. A single column is drawn as a histogram. Of an estimator, those
-        that its `transform` returns for `X`.
+        Scores, or an estimator whose `transform` computes the scores of `X`. At most 5,000 rows are drawn. A single
+        column is drawn as a histogram.
     labels : array-like or dask array of shape (n,), optional
         Numbers or strings. More than 20 different labels get a colour bar instead of a legend.
     X : array-like or dask array of shape (n, d), optional
-        Rows for an estimator to transform; a dask array is transformed lazily.
+        Rows that the estimator transforms; a dask array is transformed lazily.
     pair : (int, int)
         Numbers of the two columns, from 0.
     ax : matplotlib axes, optional
@@ -173,7 +174,7 @@ def components(
 
 
 def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "Axes | None" = None) -> "Axes":
-    """Plot a histogram of relative errors ``|err| / sqrt(k(x, x) k(z, z))``, whose maximum is the certificate.
+    """Plot a histogram of relative errors ``|error| / sqrt(k(x, x) k(z, z))``; the certificate is their maximum.
 
     Parameters
     ----------
@@ -187,8 +188,8 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     Returns
     -------
     matplotlib axes
-        The axes with the histogram. A line marks the relative error measured at the fit, which also covers one linear
-        combination of all landmarks. Pairs without any error are only counted.
+        The axes with the histogram. A line marks the relative error that was measured at the fit, which also covers a
+        linear combination of all landmarks. Pairs with an error of exactly 0 are only counted.
 
     Raises
     ------
@@ -250,19 +251,20 @@ def novelty(
     Parameters
     ----------
     known, new : array-like or dask array of shape (n,) and (m,)
-        Novelty scores: `reconstruction_error` of components or `residual` of a map. At most 5,000 of each are drawn.
-        With an estimator, rows (n, d) and (m, d). Known rows are best not those of the fit, whose scores are too small.
+        Novelty scores: `reconstruction_error` of components or `residual` of a map; with `estimator`, rows (n, d) and
+        (m, d). At most 5,000 of each are drawn. Known rows should not be those of the fit, whose scores are too small.
     estimator : fitted KernelPCA or ExactFeatureMap, optional
-        Estimator that gives the rows their scores.
+        Estimator that computes the scores of the rows.
     quantity : str
-        Name of the novelty score, for the axis; of an estimator the name of its score.
+        Name of the novelty score, for the axis; with `estimator`, the name of its score is used.
     ax : matplotlib axes, optional
         Axes to draw on; new ones by default.
 
     Returns
     -------
     matplotlib axes
-        The axes. A line marks the 95 % quantile of the drawn known rows; the legend has the share of new rows beyond.
+        The axes with the plot. A line marks the 95 % quantile of the drawn known rows; the legend states the share of
+        new rows beyond it.
 
     Raises
     ------
@@ -302,7 +304,7 @@ def novelty(
 
 
 def _resolve_scores(scores: Values | BaseEstimator, X: Values | None) -> tuple[Values, str]:
-    """Return scores, those of an estimator for rows X, and what a column of them is."""
+    """Return scores, computed by an estimator for rows X if one is given, and the name of a column."""
     if not isinstance(scores, BaseEstimator):
         if X is not None:
             raise InvalidInputError("X is for an estimator to transform, and the scores are given as an array.")
@@ -327,7 +329,7 @@ def _find_novelty_method(estimator: BaseEstimator) -> tuple[str, Callable[[Value
 
 
 def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
-    """Return points in the form that a map accepts; load only the rows of a dask array that a certificate samples."""
+    """Return points in the form that a map accepts; of a dask array, load only the rows that a certificate samples."""
     Z = convert_container(Z)  # type: ignore[assignment]  # the wrapped array
     if is_dask_collection(Z):
         Z = np.asarray(Z[certificate.sample_evenly(read_matrix_shape(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
@@ -335,7 +337,7 @@ def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
 
 
 def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array, str]:
-    """Return kept and dropped eigenvalues of a fitted estimator, or of arrays, as float64, and what they are."""
+    """Return kept and dropped eigenvalues of a fitted estimator, or of arrays, as float64, and their name."""
     values: Values
     quantity = "pivot" if hasattr(spectrum, "pivots_") else "eigenvalue"
     if not isinstance(spectrum, BaseEstimator):
@@ -355,7 +357,7 @@ def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> 
 
 
 def _require_pair(pair: tuple[int, int], q: int) -> tuple[int, int]:
-    """Return the numbers of two of q columns; raise if they do not exist. A single column allows any pair."""
+    """Return the checked numbers of two of q columns; raise if they do not exist, unless there is only one column."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         raise InvalidInputError(f"pair takes the numbers of two columns, from 0, and got {pair!r:.50}.")
     if q > 1:

@@ -52,12 +52,12 @@ class Transformer(Protocol):
 def decision_regions(
     estimator: Predictor, X: Values, labels: Labels | None = None, *, ax: "Axes | None" = None
 ) -> "Axes":
-    """Plot the labels that an estimator predicts over the plane, and points.
+    """Plot the labels that an estimator predicts over the plane, with points on top.
 
     Parameters
     ----------
     estimator : fitted estimator with `predict`
-        Fitted to two columns.
+        Estimator that was fitted to two columns.
     X : array-like or dask array of shape (n, 2)
         Points to draw, at most 5,000. The plot covers their bounding box and a margin of a tenth.
     labels : array-like or dask array of shape (n,), optional
@@ -128,12 +128,12 @@ def contours(
     numbers: Sequence[int] | None = None,
     ax: "Axes | Sequence[Axes] | None" = None,
 ) -> "list[Axes]":
-    """Plot each component as contour lines over the plane, the classic toy example of kernel PCA.
+    """Plot each component as contour lines over the plane, as in the classic toy example of kernel PCA.
 
     Parameters
     ----------
     estimator : fitted estimator with `transform`
-        Fitted to two columns: `KernelPCA`, a feature map, or discriminants.
+        `KernelPCA`, `ExactFeatureMap` or `KernelFisher` that was fitted to two columns.
     X : array-like or dask array of shape (n, 2)
         Points to draw, at most 5,000. The plot covers their bounding box and a margin of a tenth.
     labels : array-like or dask array of shape (n,), optional
@@ -151,7 +151,7 @@ def contours(
     Raises
     ------
     InvalidInputError
-        X does not have two columns, a component does not exist, or the number of axes is not that of the components.
+        X does not have two columns, a component does not exist, or the numbers of axes and components differ.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -197,7 +197,7 @@ def contours(
 
 
 def _validate_plot_data(estimator: object, method: str, X: Values) -> Values:
-    """Return the array or table in X; raise unless the estimator has the method and its columns have these names."""
+    """Return the array or table in X; raise unless the estimator has the method and the columns of X are its own."""
     if not hasattr(estimator, method):
         raise InvalidInputError(f"The picture shows what {method} returns; {type(estimator).__name__} has no {method}.")
     rows: Values = convert_container(X)  # type: ignore[assignment]  # the wrapped array

@@ -17,16 +17,16 @@ from dkfm.numerics.skinny_and_triangular_matmul import count_partial_product_val
 from dkfm.sources.base import NamedColumns, Source
 
 _MIN_STREAMED_ROWS = 64
-"""Least rows of a task that reads weights from the store; with fewer rows nearly all its time would be reading."""
+"""Smallest number of rows of a task that reads weights from the store; with fewer, it would mostly read."""
 
 _MAX_STREAMED_ROWS = 4096
-"""Most rows of a task that reads weights from the store."""
+"""Largest number of rows of a task that reads weights from the store."""
 
 _LINK_COPIES = 6
-"""Arrays as large as the (n, q) product that a link to classes or probabilities needs as temporaries."""
+"""Temporary arrays of the size of the (n, q) product that a link to classes or probabilities needs."""
 
 _LONG_SECONDS = 10.0
-"""Seconds from which on the fixed cost of all chunks is worth a warning."""
+"""Seconds above which the fixed cost of all chunks may cause a warning."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class WriteCopies:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a scoring job, made before its output is begun; `str` gives a summary.
+    """Plan of a scoring job, made before its output is created; `str` gives a summary.
 
     Attributes
     ----------
@@ -66,18 +66,18 @@ class Plan:
     chunk_bytes : int
         Size of the scores of a chunk on disk, in bytes; not the memory of a task.
     row_seconds : float
-        Seconds of one thread for one row: as measured on some of the rows, by `plan_score`, or predicted.
+        Seconds of one thread for one row, measured on some of the rows by `plan_score`, or predicted.
     chunk_seconds : float
-        Seconds of one thread for a chunk, whatever its rows: as measured by `plan_score` where the output is going to
-        be, or predicted.
+        Seconds of one thread for a chunk, independent of its number of rows, measured by `plan_score` where the output
+        will be, or predicted.
     threads : int
         Threads of all workers.
     available_bytes : int
-        Memory that `worker` has for one task (less the model, and divided by its threads), in bytes; the job is
-        refused if it is less than `task_bytes`.
+        Memory of `worker` for one task, in bytes: its memory less the model, divided by its threads. `require` raises
+        if it is less than `task_bytes`.
     worker : str
-        Worker with the least memory that can hold a task, or with the most if none can; empty on threads of this
-        process. Workers with less memory get no tasks.
+        Worker with the least memory among those that can hold a task, or with the most memory if none can; empty on
+        threads of this process. Workers with less memory get no tasks.
     done : int
         Number of chunks that exist already and are not scored again.
     """
@@ -113,12 +113,12 @@ class Plan:
 
     @property
     def file_seconds(self) -> float:
-        """Predicted seconds to make the files of the remaining chunks, however few rows they have."""
+        """Predicted fixed cost, in seconds, of the files of the remaining chunks, independent of their rows."""
         return (self.chunks - self.done) * self.chunk_seconds / self.threads
 
     @property
     def has_small_chunks(self) -> bool:
-        """Whether it takes long to make the files of all chunks, and longer than the plan has for their scores."""
+        """Whether the files of all chunks take long, and longer than the scores."""
         return self.file_seconds >= _LONG_SECONDS and self.chunk_rows * self.row_seconds < self.chunk_seconds
 
     def worker_bytes(self, threads: int, baseline_bytes: int) -> int:
@@ -161,7 +161,7 @@ def plan_with_model_in_memory(
 ) -> Plan:
     """Plan a job with the whole model in memory.
 
-    By default a chunk takes about half a second, is aligned to the chunks of the source, and every thread gets the
+    By default a chunk takes about half a second and is aligned to the chunks of the source, and every thread gets the
     same number of chunks.
 
     Raises
@@ -192,10 +192,10 @@ def plan_with_streamed_weights(
     threads: int = 1,
     write_copies: WriteCopies = WriteCopies(),
 ) -> Plan:
-    """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
+    """Plan a job whose tasks read the weights from the store, with as many rows per task as memory allows.
 
-    `available_bytes` is a function of the bytes that the tasks of a process share, and returns those of one task. The
-    other parameters are those of `plan_with_model_in_memory`.
+    `available_bytes` is a function from the bytes that the tasks of a process share to the bytes that one task may
+    take. The other parameters are those of `plan_with_model_in_memory`.
     """
     heads = _select_heads(model, outputs, source)
 
@@ -214,7 +214,7 @@ def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
 def _choose_rows_for_streamed_weights(
     plan_rows: Callable[[int], Plan], source: Source, available_bytes: Callable[[int], int]
 ) -> int:
-    """Return the most rows of a task that fits into memory, aligned to the source; `plan_rows` plans such tasks."""
+    """Return the largest number of rows, aligned to the source, for which the task of `plan_rows` fits into memory."""
     rows, step = _MAX_STREAMED_ROWS, source.chunk_rows
     available = available_bytes(plan_rows(_MIN_STREAMED_ROWS).model_bytes)
     while rows > _MIN_STREAMED_ROWS and plan_rows(chunking.round_to_chunk_rows(rows, step)).task_bytes > available:
@@ -274,7 +274,7 @@ def _plan(
     extra += row_bytes * write_copies.chunk_copies * chunk_rows
     group_rows = max(piece_rows, min(chunk_rows, chunking.choose_row_group_rows(row_bytes)))
     extra += row_bytes * write_copies.group_copies * group_rows
-    # One tile may have more values.
+    # A single tile of sparse rows may have more values than the average.
     extra += 3 * size * max(0, source.max_size_in_float64s(tile_rows) - tile_rows * values)
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
     landmark_values = estimate_float64s_per_row(model.landmarks)
@@ -308,7 +308,7 @@ def _count_kernel_blocks(model: Model, has_sparse_rows: bool) -> int:
 
 
 def _estimate_read_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
-    """Return the bytes that reading needs besides the rows: those that a process's tasks share, and those of a task."""
+    """Return the bytes that reading needs besides the rows: those that all tasks of a process share, and a task's."""
     step = source.chunk_rows
     if not chunking.is_at_most_half_chunk(chunk_rows, step):
         return source.cached_bytes, source.read_overhead_bytes(chunking.count_tiles(piece_rows, step) + 1)

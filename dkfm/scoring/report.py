@@ -1,4 +1,4 @@
-"""Log what a scoring job is about to do, and report what it did, as an object and as JSON."""
+"""Log the start of a scoring job, and report its result as an object and as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import ChunkReceipt
 
 _MAX_SLOWEST = 5
-"""Number of slow chunks in a report."""
+"""Largest number of slow chunks in a report."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ScoreReport:
     rows : int
         Rows of the output.
     invalid_rows : int
-        Rows of the output that scored NaN.
+        Rows of the output whose scores are NaN.
     chunks : int
         Chunks of the output.
     bytes : int
@@ -59,9 +59,9 @@ class ScoreReport:
     retries : int
         Tasks that were started again.
     duplicates : int
-        Chunks whose files were already there when their task came to write them; they were not written twice.
+        Chunks whose files another task had already written; they were not written twice.
     slowest : tuple of SlowChunk
-        Chunks of this run that took longest.
+        Chunks of this run that took the longest time.
     """
 
     path: str
@@ -95,7 +95,7 @@ def make_report(
     retries: int,
     duplicates: int,
 ) -> ScoreReport:
-    """Return the report of a job from the receipts of all chunks and of those that it scored itself."""
+    """Return the report of a job from the receipts of all chunks and of the chunks that it scored itself."""
     by_seconds = sorted(new.values(), key=lambda receipt: -receipt.seconds)[:_MAX_SLOWEST]
     return ScoreReport(
         path=str(output.root),
@@ -115,7 +115,7 @@ def make_report(
 def require_no_fatal_chunks(output: Output, fatal: Sequence[int]) -> None:
     """Raise an error if any chunk killed every worker that scored it; `fatal` has the numbers of such chunks.
 
-    It is a PartialOutputError if there are other chunks, else a ClusterError.
+    The error is a PartialOutputError if there are other chunks, else a ClusterError.
     """
     if fatal:
         kind = PartialOutputError if len(fatal) < output.n_chunks else ClusterError
@@ -127,13 +127,13 @@ def require_no_fatal_chunks(output: Output, fatal: Sequence[int]) -> None:
 
 
 def log_chunk_check(job: ScoringJob, output: Output, chunks: int) -> None:
-    """Log how many existing chunks of an output are read and checked."""
+    """Log the number of existing chunks that are read and checked."""
     place = describe_place(job.executor)
     log_stage("look", f"{chunks:,} chunks of {output.root} read and checked on {place}", chunks=chunks)
 
 
 def log_scoring_start(job: ScoringJob, output: Output, chunks: int) -> None:
-    """Log how many chunks are scored, of what and where."""
+    """Log the number of chunks to score, their source and destination."""
     plan = replace(job.plan, done=job.plan.chunks - chunks)
     log_stage(
         "score",

@@ -1,7 +1,7 @@
-"""Score millions of rows through a saved model: plan, run a task for each chunk, collect receipts, write the marker.
+"""Score millions of rows with a saved model: plan, run a task for each chunk, collect receipts, write the marker.
 
-A task carries paths, digests and numbers, and no arrays; a worker process opens the model once. A job that was
-interrupted resumes: only chunks without a true receipt run again.
+A task holds paths, digests and numbers, but no arrays; each worker process opens the model once. An interrupted job
+resumes: only chunks without a correct receipt run again.
 """
 
 import time
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _MAX_ROUNDS = 3
-"""Rounds of scoring chunks that are lost while the job runs, before the job fails."""
+"""Rounds in which chunks that were lost during the job are scored again, before the job fails."""
 
 _CHUNKS_PER_CHECK = 16
 """Existing chunks that one task reads and checks."""
@@ -67,7 +67,7 @@ def batch_score(
     progress: bool = True,
     trusted: Collection[str] = (),
 ) -> ScoreReport:
-    """Score the rows of a source through a model into an output, or resume an output that was begun.
+    """Score the rows of a source with a model and write an output, or resume an unfinished output.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ def batch_score(
     source : path, URL, zarr.Array or array-like of shape (n, d)
         The rows: see `dkfm.sources.opening.open_source`. On a cluster every worker must see the same file.
     destination : path or URL
-        Where to write the output: a folder of Parquet files if the name ends in ``.parquet``, else a Zarr store. If an
-        unfinished output of the same model, input and settings is there, the job resumes it; if a finished one is
-        there, its chunks are checked and damaged ones scored again. Anything else is refused.
+        Where to write the output: a folder of Parquet files if the name ends in ``.parquet``, else a Zarr store. An
+        unfinished output of the same model, input and settings is resumed. The chunks of a finished one are checked,
+        and damaged chunks are scored again. Anything else raises an error.
     output : str or sequence of str, optional
         Outputs of the model to compute in one pass. A KernelPCA has "scores" (default) and "reconstruction_error"; a
         feature map has "features" (default) and "residual". A classifier has "predict": int64 codes of the classes
@@ -86,22 +86,23 @@ def batch_score(
     client : distributed.Client, optional
         Client of a cluster; by default Dask's current client, else threads of this process.
     on_invalid : {"raise", "nan"}
-        What to do with a row that contains NaN or infinity, or overflows the kernel: raise before its chunk is
-        written, or write NaN and count the row.
+        Action for a row that contains NaN or infinity, or for which the kernel overflows: raise an error before its
+        chunk is written, or write NaN and count the row.
     chunk_rows : int, optional
         Rows of a task, which writes one chunk of the output.
     columns : sequence of str, optional
         Names of the columns of a table; by default those of the fit, or all columns if the fit had no names.
     id_column : str, optional
-        Column of a table that identifies its rows. It becomes the first column of a Parquet output, and an array of its
-        name in a Zarr output, which keeps integers and text without nulls.
+        Column of a table that identifies its rows. It becomes the first column of a Parquet output, or an array of its
+        name in a Zarr output, which supports integers and text without nulls.
     stall_timeout : float
         Seconds without a finished task after which the job ends with an error.
     overwrite : bool
         Whether to replace an earlier dkfm output at `destination`.
     append : bool
-        Whether to append the rows of files that are new in a folder of Parquet since the output was made. They come
-        after those of the other files, whatever their names. Full chunks stay; the last one is scored again with them.
+        Whether to append the rows of files that were added to a folder of Parquet files since the output was written.
+        These rows come after those of the other files, whatever the names of the files. Full chunks stay; an incomplete
+        last chunk is scored again with the new rows.
     progress : bool
         Whether to show a progress bar.
     trusted : collection of str
@@ -116,8 +117,8 @@ def batch_score(
     Raises
     ------
     InvalidInputError, StoreError, BudgetError, ClusterError
-        The job cannot start, or fails. The output then has no marker and no reader accepts it as finished; the same
-        call resumes it.
+        The job cannot start, or fails. The output then has no completion marker, so no reader accepts it; the same call
+        resumes it.
 
     Examples
     --------
@@ -182,16 +183,16 @@ def plan_score(
 ) -> Plan:
     """Return the plan of `batch_score` with the same arguments; leave nothing on disk.
 
-    To predict the time, tasks read and score some rows where those of the job run, and write a few chunks to a hidden
-    temporary folder beside the output, or in the nearest folder above it that exists. Nothing is written to an object
-    store. A dask collection is computed, as by the job, and written to a temporary folder: its rows are not known
-    before.
+    To predict the time, trial tasks read and score some rows on the threads or workers of the job. They write a few
+    chunks to a hidden temporary folder beside the output, or in the nearest folder above it that exists. Nothing is
+    written to an object store. A dask collection is computed and written to a temporary folder, as by the job, because
+    its number of rows is not known before.
 
     Raises
     ------
     InvalidInputError, StoreError, ClusterError
-        As `batch_score`, except for two checks. Whether workers see the output's storage is known only once a file is
-        written there. Whether workers have enough memory for a task is checked by the plan's `require`.
+        As `batch_score`, except for two checks. A plan does not check whether workers see the storage of the output,
+        because that needs a file there. The plan's method `require` checks whether workers have enough memory.
 
     Examples
     --------
@@ -243,7 +244,7 @@ class _JobRun:
         self._retries = self._duplicates = 0
         self._requirements: WorkerRequirements | None = None
         self._unverified: set[int] = set()
-        """Chunks that have files but no true receipt."""
+        """Chunks that have files but no verified receipt."""
 
     def run(self) -> ScoreReport:
         """Score the chunks that are missing, and complete the output."""
@@ -297,8 +298,8 @@ class _JobRun:
     def _verify_existing_output(self, output: Output) -> bool:
         """Read all chunks that have receipts; return whether the output is complete and undamaged.
 
-        Chunks with files but no receipt are noted as unverified. Nothing but the marker of a damaged output is removed:
-        another driver may be writing the same output.
+        Chunks with files but no receipt are noted as unverified. Of a damaged output only the marker is removed,
+        because another driver may be writing the same output.
         """
         output.output_location.remove_partial_files(local.ABANDONED_SECONDS)
         if not output.is_table:
@@ -321,7 +322,7 @@ class _JobRun:
         return complete and not lost
 
     def _drop_receipts_of_changed_input(self, output: Output, is_complete: bool) -> None:
-        """Drop receipts of chunks scored before the input changed, and warn, unless the output is whole."""
+        """Drop receipts of chunks scored before the input changed, and warn, unless the output is complete."""
         stamp, stale = self._job.input_watch.stamp_with_ctime, 0
         if not is_complete:
             every, current = ({r.chunk for r in completion.iter_journal_receipts(output, of)} for of in (None, stamp))
@@ -336,7 +337,7 @@ class _JobRun:
             )
 
     def _keep_sound_receipts(self, output: Output, receipts: Collection[ChunkReceipt]) -> None:
-        """Read chunks in tasks, and keep the receipts that are true in `_receipts`."""
+        """Read chunks in tasks, and keep in `_receipts` the receipts that match their chunks."""
         groups: dict[int, list[ChunkReceipt]] = {}
         for receipt in receipts:
             groups.setdefault(receipt.chunk // _CHUNKS_PER_CHECK, []).append(receipt)
@@ -366,7 +367,7 @@ class _JobRun:
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
                 require_no_fatal_chunks(output, [left[number] for number in tally.fatal_task_numbers])
         except BaseException:
-            with suppress(StoreError):  # the first error matters more
+            with suppress(StoreError):  # the first error is more important
                 new_journal.flush()
             raise
         new_journal.flush()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TASK_NAME = "dkfm-read"
-"""Name of the tasks on the dashboard."""
+"""Name of the reading tasks on Dask's dashboard."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,20 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     path : str or Path
         Path or URL of the output.
     output : str, optional
-        Name of the output of the model in a Zarr store, by default the first. A table has the columns of all.
+        Name of the output of the model in a Zarr store, by default the first. A Parquet output is read with the columns
+        of all its outputs.
 
     Returns
     -------
     dask.array.Array of shape (n, width), or dask.dataframe.DataFrame of n rows
-        The scores: an array of a Zarr store, a frame of Parquet. Integer ids are pandas' nullable integers in chunks
-        in which some are null.
+        The scores: an array for a Zarr store, a data frame for Parquet. Integer ids of a chunk with nulls have pandas'
+        nullable integer dtype.
 
     Raises
     ------
     StoreError
-        There is no output, it is not finished, or a chunk is lost, cut short or without a receipt: one listing of the
-        files tells. No chunk is read, and one whose bytes changed raises when it is computed.
+        There is no output, it is not finished, or a chunk is lost, truncated or without a receipt. The files are only
+        listed; a chunk whose bytes changed raises when it is computed.
 
     Examples
     --------
@@ -150,7 +151,7 @@ def read_id_rows(output: Output, receipts: ReceiptTable, rows: slice) -> "pa.Arr
 
 
 def _resolve_output_name(output: Output, name: str | None) -> str:
-    """Return the name of an output, for None that of the first; raise a StoreError if there is no such output."""
+    """Return the checked name of an output, by default of the first; raise a StoreError if there is no such output."""
     names = [columns.output for columns in output.columns]
     if name is not None and name not in names:
         raise StoreError(f"{output.root} has no output {name!r}; it has {', '.join(names)}.")
@@ -173,7 +174,7 @@ def _lazy_frame(output: Output, receipts: ReceiptTable, name: str | None) -> "dd
 def _read_frame(receipt: ChunkReceipt, output: Output) -> "pd.DataFrame":
     rows = output.chunk_slice(receipt.chunk)
     table = _read_table(output, receipt)
-    for columns in output.columns:  # pandas would make floats of integers with nulls
+    for columns in output.columns:  # pandas would convert integers with nulls to floats
         for name in columns.names if columns.dtype == "int64" else []:
             table = table.set_column(table.column_names.index(name), name, [to_numpy_filling_nulls(table.column(name))])
     frame: pd.DataFrame = table.to_pandas(use_threads=False)  # see `arrow_files`
@@ -221,13 +222,13 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     block : ndarray of shape (m, width)
         Scores of the rows of a chunk.
     rows : ndarray of shape (m,)
-        Numbers of these rows in the input, or their ids if the output has an id column: objects where integers are
-        null.
+        Numbers of these rows in the input, or their ids if the output has an id column. Integer ids with nulls are an
+        array of objects.
 
     Raises
     ------
     StoreError
-        As `open_scores`; a damaged chunk raises when its turn comes.
+        As for `open_scores`; a damaged chunk raises when it is reached.
 
     Examples
     --------

@@ -49,13 +49,14 @@ class ScoresVerification:
     rows : int
         Rows of the output.
     chunks : int
-        Chunks of the output, all of which are as their receipts say.
+        Chunks of the output, all of which match their receipts.
     sampled : int
         Rows that were computed again.
     worst : float
         Largest error of these rows as a share of what rounding allows: 1 is the limit. 0 if none were computed.
     ids_compared : bool
-        Whether the ids of these rows were compared with those of the input: the output has ids, and the input names.
+        Whether the ids of these rows were compared with the input. This needs an output with ids, and an input with
+        column names.
     """
 
     rows: int
@@ -81,12 +82,12 @@ def verify_scores(
     path : str or Path
         Path or URL of the output.
     against : path or array-like, optional
-        The input. Some of its rows are scored again on this machine with the dense formula, and compared, and so are
-        their ids if the output has an id column and the input columns with names.
+        The input. Some of its rows are scored again with the dense formula, in this process, and compared. Their ids
+        are compared too if the output has an id column and the input has column names.
     sample : int
-        About how many rows to score again; all if the output has no more.
+        Approximate number of rows to score again; all rows if the output has no more.
     model : str or Path, optional
-        Path or URL of the model, if it was moved.
+        Path or URL of the model, if it was moved after the job.
     trusted : collection of str
         User functions that the model may import; see `batch_score`.
     progress : bool
@@ -136,7 +137,10 @@ def verify_scores(
 
 
 def _model_path(output: Output) -> str:
-    """Return the path of an output's model. A URL must be in the output's store: the output may be a stranger's."""
+    """Return the path of the model of an output.
+
+    A URL must be in the store of the output, because an untrusted output could name any URL.
+    """
     stated = output.model["path"]
     if "://" in stated and stated.split("/")[:3] != str(output.root).split("/")[:3]:
         raise InvalidInputError(f"{output.root} says that its model is at {stated}; name it with model= (--model).")
@@ -152,7 +156,7 @@ def _model_path(output: Output) -> str:
 
 
 def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -> None:
-    """Raise a DamagedStoreError unless every chunk is as its receipt says."""
+    """Raise a DamagedStoreError unless every chunk matches its receipt."""
     completion.require_no_extra_files(output)
     sound: set[int] = set()
 
@@ -207,7 +211,7 @@ def _log_sample(source: Source, model: Model, output: Output, slices: list[slice
 
 
 def _compare_ids(output: Output, receipts: ReceiptTable, source: Source, rows: slice) -> bool:
-    """Compare the ids of some rows with those of the input; return False if either has none.
+    """Compare the ids of some rows with those of the input; return False if the output or the input has no ids.
 
     Raises
     ------
@@ -227,7 +231,7 @@ def _compare_ids(output: Output, receipts: ReceiptTable, source: Source, rows: s
             f"{stored.type!s:.100}."
         ) from None
     for row, (ours, theirs) in enumerate(zip(stored, converted, strict=True), rows.start):
-        if not ours.equals(theirs) and str(ours) != str(theirs):  # NaN equals nothing
+        if not ours.equals(theirs) and str(ours) != str(theirs):  # `equals` is False for NaN
             texts = [shorten(str(value), 50) for value in (ours, theirs)]
             raise CertificateError(f"Row {row} has the id {texts[0]} in {output.root} and {texts[1]} in {source.name}.")
     return True
@@ -262,7 +266,7 @@ def _compute_max_error_ratio(
 
 
 def _describe_difference(scores: Array, expected: Array, allowed: Array) -> str:
-    """Name the column that differs most beside what rounding allows."""
+    """Describe the column whose difference is largest relative to what rounding allows."""
     shares = np.broadcast_to(np.abs(scores - expected) / allowed, scores.shape)
     column = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
     limit = float(np.broadcast_to(allowed, scores.shape)[column])

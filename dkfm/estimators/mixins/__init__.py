@@ -1,1 +1,1 @@
-"""Provide what several estimators share: scoring and saving, transforming, and how a notebook shows them."""
+"""Provide what several estimators share: scoring, saving, transforming, and their display in a notebook."""

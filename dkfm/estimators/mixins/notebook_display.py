@@ -1,4 +1,4 @@
-"""Display an estimator in a notebook: the diagram of scikit-learn and, after a fit, a table of the model."""
+"""Display an estimator in a notebook: scikit-learn's diagram and, after a fit, a table of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dkfm.core.display.quantities import format_bytes
 from dkfm.numerics.model import Model
 
 _SHOWN_VALUES = 5
-"""Penalties of targets that are shown, at most."""
+"""Largest number of penalties of targets that are shown."""
 
 
 class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -24,7 +24,7 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
 
     @property
     def _repr_html_(self) -> Callable[[], str]:
-        # If the display is switched off in scikit-learn, this raises the AttributeError that IPython expects.
+        # If scikit-learn's display is switched off, this raises the AttributeError that IPython expects.
         render = super()._repr_html_
         return lambda: render() + self._fitted_html()
 
@@ -49,7 +49,7 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
             fitted["error bound"] = "not known, for training rows were sampled" if bound is None else f"{bound:.1e}"
         if "rounding_" in attributes:
             fitted["rounding"] = f"{attributes['rounding_']:.1e} of the spread of the outputs"
-        if attributes.get("total_variance_", 0.0) > 0:  # it may be unknown
+        if attributes.get("total_variance_", 0.0) > 0:  # NaN if unknown
             share = self.explained_variance_.sum() / attributes["total_variance_"]
             fitted["share of the variance"] = f"{share:.1%}"
         for name in ("shrinkage_", "alpha_"):

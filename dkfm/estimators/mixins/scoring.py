@@ -61,7 +61,7 @@ class ScoringMixin(HtmlDisplayMixin):
         return [output] if width == 1 else [f"{output}{i}" for i in range(width)]
 
     def _score_with_diagonal(self, output: str, X: object, diag: object) -> Array | da.Array:
-        """Return an output that needs k(z, z) and has one value for each row, (n,)."""
+        """Return an output of one value for each row, (n,), that needs k(z, z)."""
         check_is_fitted(self, "model_")
         if self.kernel_.is_precomputed != (diag is not None):
             raise InvalidInputError(
@@ -88,7 +88,7 @@ class ScoringMixin(HtmlDisplayMixin):
         return lazy_scoring.score_frame(self._get_graph_model(), self.model_, output, rows, names)
 
     def _select_frame_columns(self, X: object) -> dd.DataFrame:
-        """Return the columns of a dask data frame that have names of the fit; all columns if the fit had no names."""
+        """Return the columns of a dask data frame that the fit named; all columns if the fit had no names."""
         if not hasattr(X, "map_partitions") or getattr(X, "ndim", 0) != 2:
             raise InvalidInputError(
                 "Of dask's collections arrays and data frames are transformed, and this is neither."
@@ -113,7 +113,7 @@ class ScoringMixin(HtmlDisplayMixin):
         """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
         X = convert_container(X)
         has_names = column_names(X) is not None
-        if has_names:  # an error names the columns that are missing or too many
+        if has_names:  # first, so that an error names the missing or extra columns
             self._require_fitted_columns(X)
         rows = as_rows_of_model(X, self.model_, type(self).__name__, name)
         if not has_names:
@@ -121,7 +121,7 @@ class ScoringMixin(HtmlDisplayMixin):
         return rows
 
     def _require_fitted_columns(self, X: object) -> None:
-        """Raise unless columns have the names of the fit, in order; warn if either of them has no names."""
+        """Raise unless columns have the names of the fit, in order; warn if only one of fit and rows has names."""
         try:
             validate_data(self, convert_container(X), reset=False, skip_check_array=True)
         except (TypeError, ValueError) as error:
@@ -181,7 +181,7 @@ class ScoringMixin(HtmlDisplayMixin):
 
 
 class _ModelCache:
-    """Cache, in this process, the prepared scorer of a fitted model, and its form for dask graphs."""
+    """Cache of this process for the prepared scorer of a fitted model, and for the model's form in dask graphs."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

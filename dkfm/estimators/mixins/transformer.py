@@ -48,15 +48,16 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
         Parameters
         ----------
         X : array-like, scipy.sparse array, dask array or dask data frame of shape (n, d)
-            Rows; for a precomputed kernel, the values k(z, x) (n, N). If the fit had column names, they select the
-            columns of a dask data frame, and a data frame in memory must have them in the same order. A DataArray of
-            xarray counts as the NumPy or dask array that it holds.
+            Rows; for a precomputed kernel, the values k(z, x) of shape (n, N). If the fit had column names, they select
+            the columns of a dask data frame, and a data frame in memory must have them in the same order. An xarray
+            DataArray counts as the NumPy or dask array that it holds.
 
         Returns
         -------
         ndarray of shape (n, width), or lazy dask array or data frame
-            Output in the precision of the model, in the container that `set_output` requests. A dask array gives a
-            dask array with the same row chunks, a dask data frame one with the same index, regardless of `set_output`.
+            Output in the precision of the model, in the container that `set_output` requests. Regardless of
+            `set_output`, a dask array gives a dask array with the same row chunks, and a dask data frame gives a dask
+            data frame with the same index.
 
         Raises
         ------
@@ -74,7 +75,7 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array: ...
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:
-        """Fit to rows X, and return their output; see `fit` and `transform`."""
+        """Fit to rows X, and return the output for them; see `fit` and `transform`."""
         require_no_path(X)
         X = convert_container(X)
         self.fit(X, y, **fit_params)

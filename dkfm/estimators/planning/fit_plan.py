@@ -1,4 +1,4 @@
-"""Plan a fit before it starts: the method that it takes, its memory, what it writes to disk and where, and its time."""
+"""Plan a fit before it starts: its method, its memory, the files that it writes, and its time."""
 
 import math
 import tempfile
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 _PASS_SECONDS = 0.1
-"""Seconds of a round beside those that grow with the rows: its candidates are compared with each other."""
+"""Seconds of a round that do not grow with the rows: its candidates are compared with each other."""
 
 _TILE_SECONDS = 1e-3
-"""Seconds of a task of a pass, whatever its rows."""
+"""Fixed seconds of a task of a pass, independent of its number of rows."""
 
 _PILOT_SECONDS = 0.25
-"""Seconds in which a fit of components counts the products that a sample of the rows needs."""
+"""Seconds that a fit of components takes to count the products that a sample of the rows needs."""
 
 _RANK_ROWS = 4096
 """Rows of the sample from whose rank that of all rows is estimated."""
@@ -73,15 +73,15 @@ def plan_fit(
     estimator : ExactFeatureMap, KernelPCA, KernelFisher, KernelRidge or KernelRidgeClassifier
         Estimator that is not fitted yet.
     X : path, URL, array-like, dask array, or tuple of two int
-        Training rows, of which only the shape and some 1,000 rows are looked at, or their shape (N, d).
+        Training rows, or their shape (N, d). Only the shape and some 1,000 rows are read.
     client : distributed.Client, optional
         Client of a cluster; by default Dask's current client, else threads of this process.
     columns : list of str, optional
         Names of the columns of a table, as in `batch_score`.
     id_column : str, optional
-        Column of a table that is no feature.
+        Column of a table with ids, which is not a feature.
     feature_map : ExactFeatureMap, optional
-        Fitted map in whose features the estimator is to be fitted, by `from_map`; its kernel is that of the map.
+        Fitted map; the plan is for a fit in its features and with its kernel, by `from_map`.
 
     Returns
     -------
@@ -91,9 +91,9 @@ def plan_fit(
     Raises
     ------
     InvalidInputError
-        The estimator is another one, X has no shape (N, d), or the map was fitted to other columns.
+        The estimator is of another class, X has no shape (N, d), or the map was fitted to other columns.
     BudgetError
-        The fit decomposes a matrix of more rows than LAPACK takes, whatever memory there is.
+        The fit decomposes a matrix of more rows than LAPACK takes, however much memory there is.
     sklearn.exceptions.NotFittedError
         The map is not fitted.
 
@@ -124,13 +124,13 @@ def plan_fit(
         plan = replace(_PLANNERS[name](estimator, rows), columns=d)
     else:
         plan = plan_fit_in_map(name, estimator, feature_map._fitted_map(), rows)
-    if is_streamed and is_dask_collection(convert_container(X)):  # its blocks are written there
+    if is_streamed and is_dask_collection(convert_container(X)):  # the fit writes its blocks to disk
         plan = replace(plan, disk_bytes=plan.disk_bytes + 8 * n * d, place=tempfile.gettempdir())
     return plan
 
 
 def _require_fitted_map(feature_map: Any, n_columns: int, *, is_regression: bool) -> None:
-    """Raise unless an object is a map that was fitted to so many columns, and serves a regression if that is asked."""
+    """Raise unless an object is a map that was fitted to `n_columns` and, for a regression, is not centred."""
     if not hasattr(feature_map, "_fitted_map"):
         raise InvalidInputError(
             f"feature_map must be an ExactFeatureMap, as dkfm.load reads it; got {feature_map!r:.100}."
@@ -143,7 +143,7 @@ def _require_fitted_map(feature_map: Any, n_columns: int, *, is_regression: bool
 
 
 def _reads_tiles(estimator: Any, X: object, kernel: Kernel, feature_map: object) -> bool:
-    """Return whether the fit reads the rows tile by tile; in the features of a map, those known by a shape, too."""
+    """Return whether the fit reads the rows tile by tile; in a map, rows given by a shape count as stored."""
     if feature_map is not None:
         return isinstance(X, tuple) or is_stored_or_lazy(X, kernel, streams=True)
     streams = can_stream_rows(estimator, kernel)
@@ -173,7 +173,7 @@ def _read_rows_columns_and_values_per_row(
 def _read_sample(
     X: object, kernel: Kernel, columns: list[str] | None, id_column: str | None, rows: int
 ) -> TrainingData | None:
-    """Return some of the rows; None for a shape, a Gram matrix, or a dask collection, which would be computed."""
+    """Return some of the rows; None for a shape, a Gram matrix, or a dask collection, which is not computed."""
     if isinstance(X, tuple) or kernel.is_precomputed or is_dask_collection(convert_container(X)):
         return None
     source = open_source(X, columns=columns, id_column=id_column)
@@ -190,7 +190,7 @@ def _resolve_kernel(estimator: Any) -> Kernel:
 
 
 def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
-    """Return the plan of a map: pivots of all rows, eigenvectors of the landmarks, or one after the other."""
+    """Return the plan of a map: of the pivots of all rows, of the eigenvectors of the landmarks, or of both in turn."""
     if estimator.build == "tiled":
         options = estimator._get_options(landmarks.MapOptions)
         replace(options, dtype=getattr(estimator.dtype, "__name__", estimator.dtype)).require_valid(estimator.landmarks)
@@ -201,7 +201,7 @@ def _plan_map(estimator: Any, rows: PlannedRows) -> FitPlan:
     selects_pivots = isinstance(estimator.landmarks, str) and estimator.landmarks in ("pivots", "random_pivots")
     visited = landmarks.SAMPLED_ROWS if estimator.certify == "sample" else rows.n
     if estimator.basis != "cholesky":
-        if not selects_pivots or estimator.n_landmarks is not None:  # else their number is at most that
+        if not selects_pivots or estimator.n_landmarks is not None:  # else `count` is an upper bound of their number
             memory.require_lapack_order(count)
         plan = _plan_eigenvectors(estimator, chosen, rows.n)
         plan = _combine_consecutive_plans(_plan_pivots(estimator, rows, count), plan) if selects_pivots else plan
@@ -239,7 +239,7 @@ def _combine_consecutive_plans(first: FitPlan, second: FitPlan) -> FitPlan:
 
 
 def _count_landmarks(estimator: Any, n: int) -> int:
-    """Return how many landmarks the parameters of a feature map ask for, at most."""
+    """Return the largest number of landmarks that the parameters of a feature map allow."""
     if estimator.n_landmarks is not None:
         return min(n, int(estimator.n_landmarks))
     if estimator.landmarks is None or isinstance(estimator.landmarks, str):
@@ -248,7 +248,7 @@ def _count_landmarks(estimator: Any, n: int) -> int:
 
 
 def _plan_pivots(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
-    """Return the plan of pivots: by columns until the Gram matrix would be faster, so that both are upper bounds."""
+    """Return the plan of pivots; columns are planned until the Gram matrix is faster, so both are upper bounds."""
     n, d = rows.n, rows.d
     if rows.is_streamed:
         return _plan_rounds(estimator, rows, count)
@@ -279,7 +279,7 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
     if sample is not None:
         count = min(count, _forecast_rank(sample, n, estimator.tol))
     passes = math.log10(1 / threshold) + 2
-    values = passes / 2 * count * product_costs.value_seconds(kernel, d)  # for each row: of all passes
+    values = passes / 2 * count * product_costs.value_seconds(kernel, d)  # seconds of all passes for each row
     tile_seconds = passes * count_tiles(n, choose_tile_rows(n, d)) * _TILE_SECONDS
     seconds = (n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) + tile_seconds) / rows.threads
     seconds += passes * _PASS_SECONDS
@@ -304,7 +304,7 @@ def _plan_rounds(estimator: Any, rows: PlannedRows, count: int) -> FitPlan:
 
 
 def _forecast_rank(sample: TrainingData, n: int, tol: float | None) -> int:
-    """Foretell the rank of n rows: it grows from that of a sample as that does from half of the sample, or slower."""
+    """Estimate the rank of n rows: it grows at most as fast as from half of the sample to the whole sample."""
     rows = sample.indexable_rows.shape[0]
     parts = [sample.subset(np.arange(0, rows, step)) for step in (2, 1)]
     grams = (part.compute_gram(None, None) for part in parts)
@@ -322,7 +322,7 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
         what = f"{q} eigenvectors" if squares == budget.FEW_EIGENVECTOR_SQUARES else "all eigenvectors"
         seconds = budget.eigendecomposition_seconds(n, squares)
         plan = plan_fit_with_gram(estimator, rows, what, squares, seconds)
-        return replace_model_bytes(plan, q + 1 if isinstance(q, int) else q)  # and that of the reconstruction error
+        return replace_model_bytes(plan, q + 1 if isinstance(q, int) else q)  # one column for the reconstruction error
     task = eigenproblem_setup.make_lanczos_problem(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )

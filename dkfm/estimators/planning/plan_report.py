@@ -1,4 +1,4 @@
-"""What a plan of a fit says: the method that it takes, its memory, what it writes to disk and where, and its time."""
+"""Define `FitPlan`, the plan of a fit: its method, its memory, the files that it writes, and its time."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -18,31 +18,31 @@ class FitPlan:
     rows, columns : int
         Training rows and their columns.
     landmarks : int
-        Rows that the model keeps, at most; or so, if `is_forecast`.
+        Largest number of rows that the model keeps; an estimate if `is_forecast`.
     method : str
-        What is computed, in words.
+        Description of what is computed.
     memory_bytes : int
         Memory that this process needs, in bytes; the fit is refused if it has less.
     available_bytes : int
         Memory that this process has, in bytes.
     peak_bytes : int
-        Memory that this process takes at most where it has it, in bytes.
+        Largest memory that this process takes if it is available, in bytes.
     disk_bytes : int
-        What is written to disk before the model, in bytes; 0 if nothing is.
+        Size of the temporary files, Gram matrix or factor that the fit writes before the model, in bytes.
     place : str
-        Folder that it is written to; empty if nothing is.
+        Folder of these files; empty if there are none.
     task_bytes : int
-        Memory of a task on a worker of a cluster, in bytes; 0 if no worker takes part.
+        Memory of a task on a worker of a cluster, in bytes; 0 if no workers are used.
     model_bytes : int
-        Size of the model on disk, in bytes, at most; or so, if `is_forecast`. A plan does not look at labels or
-        targets: it counts ten classes, or one target.
+        Largest size of the model on disk, in bytes; an estimate if `is_forecast`. A plan does not read labels or
+        targets: it assumes ten classes, or one target.
     seconds : float
-        Predicted seconds; of a rank that only the fit finds, at most.
+        Predicted seconds; an upper bound if only the fit finds the rank.
     alternatives : tuple of FitPlan
-        Plans of other ways to the same model, which take another time or memory.
+        Plans of other methods for the same model, which need another time or memory.
     is_forecast : bool
-        Whether the rank is estimated from a sample of the rows, and memory, model and time with it: the fit may take
-        more or less.
+        Whether the rank, and so memory, model size and time, are estimated from a sample of the rows. The fit may then
+        take more or less.
     """
 
     rows: int
@@ -61,7 +61,7 @@ class FitPlan:
     is_forecast: bool = False
 
     def require(self) -> None:
-        """Raise a BudgetError if this process has too little memory, or the disk too little room."""
+        """Raise a BudgetError if this process has too little memory, or the disk too little space."""
         remedy = "fit fewer rows, few components (--components), or a map with landmarks= (--landmarks) or tol= (--tol)"
         budget.require_fits(self.memory_bytes, self.available_bytes, f"A fit of {self.rows:,} rows", remedy)
         if self.disk_bytes:
