@@ -1,4 +1,4 @@
-"""Define the commands: parse arguments, call the public functions, and print; errors are one sentence on stderr."""
+"""Define the commands: parse arguments, call the public functions, and print results; print errors to stderr."""
 
 from dkfm.cli import early_interrupt  # noqa: F401  # first: the imports below take a while
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 @contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a job as Ctrl-C does: finished chunks are kept, and a message says so.
+    """Let SIGTERM and SIGHUP end a job as Ctrl-C does: finished chunks are kept, and a message is printed.
 
     A signal that is ignored, as under nohup, stays ignored.
     """
@@ -75,42 +75,42 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     type=click.Choice(["features", "pca", "fisher", "ridge"]),
     default="pca",
     show_default=True,
-    help="Model to fit: a feature map, kernel PCA, Fisher discriminants, or kernel ridge regression.",
+    help="Model to fit: feature map, kernel PCA, Fisher discriminants, or kernel ridge regression.",
 )
 @click.option(
     "--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="features: basis of the map. [symmetric]"
 )
-@click.option("--centered", is_flag=True, help="features: subtract their mean over TRAIN.")
+@click.option("--centered", is_flag=True, help="features: subtract the mean of the features over TRAIN.")
 @click.option(
     "--landmarks",
     type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]),
-    help="features: how to choose landmarks. [all rows of TRAIN]",
+    help="features: method that selects the landmarks. [all rows of TRAIN]",
 )
 @click.option(
-    "--n-landmarks", type=click.IntRange(min=1), help="features: number of landmarks to choose. [pivots: the rank]"
+    "--n-landmarks", type=click.IntRange(min=1), help="features: number of landmarks to select. [pivots: the rank]"
 )
 @click.option(
     "--certify",
     type=click.Choice(["all", "sample"]),
-    help="features: rows of TRAIN at which the error is measured. A sample is fast, and gives no error bound. [all]",
+    help="features: rows of TRAIN at which the error is measured. A sample is faster, but gives no error bound. [all]",
 )
 @click.option(
     "--tol",
     type=click.FloatRange(0, 1, max_open=True),
-    help="features: error bound to reach with the least rank.",
+    help="features: error bound; the smallest rank that meets it is kept.",
 )
 @click.option(
     "--build",
     type=click.Choice(["auto", "gram", "columns", "rounds", "tiled"]),
-    help="features: how to find pivots of the cholesky basis. auto: in rounds over the rows of TRAIN. tiled: keep all "
-    "rows, at full rank, with weights in --workspace. [auto]",
+    help="features: how to find the pivots of the cholesky basis. auto: in rounds over the rows of TRAIN. tiled: keep "
+    "all rows, at full rank, with the weights in --workspace. [auto]",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float64", "float32"]),
     default="float64",
     show_default=True,
-    help="Precision in which MODEL scores.",
+    help="Precision of MODEL and of its scores.",
 )
 @click.option("--kernel", help=option_parsing.KERNEL_HELP, shell_complete=option_parsing.complete_kernel_name)
 @click.option(
@@ -120,46 +120,53 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     "--map",
     "map_path",
     metavar="MAP",
-    help="pca, fisher, ridge: fit in the features of this fitted map, in place of --kernel.",
+    help="pca, fisher, ridge: fit in the features of this fitted map, instead of with --kernel.",
 )
 @click.option(
     "--on-indefinite",
     type=click.Choice(["auto", "raise", "clip"]),
-    help="What to do if the kernel is not positive semi-definite; auto is for pca only. [pca: auto, else raise]",
+    help="Action if the kernel is not positive semi-definite: raise an error, or clip, which drops its negative part; "
+    "auto is for pca only. [pca: auto, else raise]",
 )
 @click.option(
     "--components",
     callback=option_parsing.parse_components,
     metavar="NUMBER",
-    help="pca, fisher: number of components. pca: below 1, the share of the variance to explain. [all]",
+    help="pca, fisher: number of components. pca: a number below 1 is the share of the variance to explain. [all]",
 )
 @click.option("--labels", metavar="FILE", help="fisher, ridge: a .npy file with one class label for each row.")
-@click.option("--label-column", metavar="NAME", help="fisher, ridge: column of a table, in place of --labels.")
+@click.option("--label-column", metavar="NAME", help="fisher, ridge: table column with labels, instead of --labels.")
 @click.option("--targets", metavar="FILE", help="ridge: a .npy file with one or more numbers for each row.")
-@click.option("--target-columns", metavar="NAMES", help="ridge: columns, comma-separated, in place of --targets.")
+@click.option("--target-columns", metavar="NAMES", help="ridge: columns, comma-separated, instead of --targets.")
 @click.option(
     "--alpha",
     callback=option_parsing.parse_alpha,
     metavar="NUMBER",
-    help="ridge: penalty, or loo, which chooses it by leave-one-out errors. [1]",
+    help="ridge: penalty, or loo, which selects it by leave-one-out errors. [1]",
 )
-@click.option("--solver", type=click.Choice(["auto", "dense", "tiled", "cg"]), help="fisher, ridge: solver. [auto]")
+@click.option(
+    "--solver",
+    type=click.Choice(["auto", "dense", "tiled", "cg"]),
+    help="fisher, ridge: solver of the linear systems. [auto]",
+)
 @click.option(
     "--shrinkage",
     callback=option_parsing.parse_shrinkage,
     metavar="NUMBER",
-    help="fisher: shrinkage, or auto. [0.001]",
+    help="fisher: shrinkage, or auto, which selects it by cross-validation. [0.001]",
 )
-@click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a tile of the Gram matrix.")
-@click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [all but ids, labels, targets]")
-@click.option("--exclude-columns", metavar="NAMES", help="Columns that are no features, in place of --columns.")
+@click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a tile of the Gram matrix. [2048]")
+@click.option("--columns", metavar="NAMES", help="Table columns, comma-separated. [all but ids, labels, targets]")
+@click.option("--exclude-columns", metavar="NAMES", help="Columns that are not features, instead of --columns.")
 @click.option("--id-column", metavar="NAME", help="Column of a table with ids, which is not a feature.")
-@click.option("--workspace", metavar="DIR", help="Folder that keeps the work of a long fit, so that it can be resumed.")
-@click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale. MODEL keeps both.")
+@click.option("--workspace", metavar="DIR", help="Folder for the state of a long fit, so that it can be resumed.")
+@click.option(
+    "--standardize", is_flag=True, help="Scale each column to (x - mean) / scale. MODEL keeps mean and scale."
+)
 @click.option("--random-state", type=click.IntRange(min=0), help="features: seed of landmarks and samples.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with its memory, disk and time; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace a dkfm model at MODEL. Nothing else is ever replaced.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was fitted, or the plan, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the description of the model, or the plan, as JSON.")
 @option_parsing.PROGRESS
 @option_parsing.SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
@@ -178,7 +185,7 @@ def fit(
     """Fit a model to the rows of TRAIN and save it at MODEL.
 
     TRAIN is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz file. An option whose
-    help begins with a method, as "ridge:", is for that method only.
+    help begins with methods, such as "ridge:", is for those methods only.
     """
     with process.disable_gc_during_imports():
         from dkfm.cli.fit import FitOptions, make_fit_plan, run_fit
@@ -212,33 +219,34 @@ def fit(
     "--output",
     "names",
     metavar="NAMES",
-    help="Outputs, comma-separated: scores, reconstruction_error, features, residual, predict, decision_function, "
-    "predict_proba, transform, as far as MODEL has them. [its main output]",
+    help="Outputs of MODEL to compute, comma-separated: scores, reconstruction_error, features, residual, predict, "
+    "decision_function, predict_proba or transform. [its main output]",
 )
 @click.option(
     "--on-invalid",
     type=click.Choice(["raise", "nan"]),
     default="raise",
     show_default=True,
-    help="What to do with a row without a score, as one with NaN: stop, or write NaN (in Parquet null, as class -1).",
+    help="Action for a row that cannot be scored, such as one with NaN: raise an error, or write NaN (null in Parquet, "
+    "-1 as a class).",
 )
-@click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task, and of a chunk of OUTPUT.")
-@click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [those of the fit, or all]")
+@click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a chunk of OUTPUT, which one task scores.")
+@click.option("--columns", metavar="NAMES", help="Table columns, comma-separated. [those of the fit, or all]")
 @click.option("--id-column", metavar="NAME", help="Column of a table with ids, which OUTPUT keeps.")
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=1),
     default=STALL_SECONDS,
     show_default=True,
-    help="End the job if no task finishes for so many seconds.",
+    help="End the job with an error if no task finishes for this number of seconds.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print the plan: chunks, disk, memory and time, measured on a few trial chunks, which are removed.",
+    help="Print the plan: chunks, disk, memory and time. A few trial chunks are measured and removed.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an earlier dkfm output at OUTPUT. Nothing else is replaced.")
-@click.option("--append", is_flag=True, help="Score what is new in a folder of Parquet files since OUTPUT was written.")
+@click.option("--append", is_flag=True, help="Score files added to a folder of Parquet files since OUTPUT was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report, or the plan, as JSON.")
 @option_parsing.TRUSTED
 @option_parsing.PROGRESS
@@ -261,7 +269,7 @@ def score(
     page: str | None,
     **options: Any,  # those of `plan_score`, which click checks
 ) -> None:
-    """Score the rows of INPUT with MODEL, write OUTPUT, and resume an OUTPUT that was begun.
+    """Score the rows of INPUT with MODEL and write OUTPUT, or resume an unfinished OUTPUT.
 
     INPUT is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz file. OUTPUT is a
     folder of Parquet files if its name ends in .parquet, else a Zarr store.
@@ -291,7 +299,7 @@ def score(
 
 
 def _print_plan(plan: "Plan | FitPlan", as_json: bool) -> None:
-    """Print a plan; raise a BudgetError if it does not fit, in place of its JSON."""
+    """Print a plan; if it does not fit, raise a BudgetError instead of printing its JSON."""
     if not as_json:
         print_result(*str(plan).splitlines())
     plan.require()
@@ -313,15 +321,15 @@ def _summarize_report(report: "ScoreReport") -> str:
 @click.option(
     "--against",
     metavar="INPUT",
-    help="Input of an output; or rows for a map, the Gram matrix for a precomputed kernel.",
+    help="For an output, its input; for a map, new rows; for a precomputed kernel, the Gram matrix.",
 )
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
-    help="Number of rows of an output to score again, with --against. [1000]",
+    help="Approximate number of rows of an output to score again, with --against. [1000]",
 )
-@click.option("--model", metavar="MODEL", help="Model of an output, with --against, if it has moved.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@click.option("--model", metavar="MODEL", help="Model of an output, with --against, if it was moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 @option_parsing.TRUSTED
 @option_parsing.PROGRESS
 @logging_options.add_logging_options
@@ -334,7 +342,7 @@ def verify(
     trusted: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Check PATH: measure the certificate of a model again, or compare an output with its receipts and input."""
+    """Measure the certificate of the model at PATH again, or compare the output at PATH with its receipts and input."""
     with process.disable_gc_during_imports():
         from dkfm.cli.verify import verify_model, verify_output
         from dkfm.storage import remote_stores
@@ -356,7 +364,7 @@ def verify(
 
 @main.command()
 @click.argument("path", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
 def info(path: str, as_json: bool) -> None:
     """Describe a model, an output or another dkfm store."""
     with process.disable_gc_during_imports():

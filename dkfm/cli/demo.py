@@ -1,4 +1,4 @@
-"""Run the main job on real digits, from a Gram matrix to a scored data set, on a local cluster."""
+"""Run the demo: fit scikit-learn's handwritten digits and score a larger data set on a local cluster."""
 
 import json
 import time
@@ -38,7 +38,7 @@ _NOISE = 0.05
 _CHUNK_ROWS = 10_000
 _SEED = 2024
 _MARKER = "dkfm-demo.json"
-"""File that marks a folder as one of the demo."""
+"""Name of the file that marks a folder of the demo."""
 
 _STORES = {"features": "model", "components": "model", "rows.zarr": "rows", "scores.zarr": "scores"}
 _PICTURES = ("spectrum.png", "components.png")
@@ -70,11 +70,11 @@ def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> No
     Parameters
     ----------
     directory : str or Path
-        Directory to create, or that of an earlier demo, whose files are removed.
+        Directory to create, or the directory of an earlier demo, whose files are removed.
     rows : int
         Number of rows to score.
     say : callable
-        Called with each line.
+        Function that is called with each line.
 
     Raises
     ------
@@ -170,6 +170,6 @@ def _save_pictures(folder: Path, phi: ExactFeatureMap, scores: Array, labels: np
     try:
         pictures = plotting.spectrum(phi.eigenvalues_, phi.dropped_), plotting.components(scores, labels)
     except MissingExtraError:
-        return  # without Matplotlib there are no pictures
+        return  # Matplotlib is not installed
     for picture, name in zip(pictures, _PICTURES, strict=True):
         plotting.save_picture(picture, folder / name)

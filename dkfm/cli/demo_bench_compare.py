@@ -1,4 +1,4 @@
-"""Define the commands that neither fit nor score: the demo, the benchmark, and the comparison of kernels."""
+"""Define the commands for the demo, the benchmark, and the comparison of kernels."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,10 +13,10 @@ from dkfm.errors import InvalidInputError
 
 @click.command()
 @click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Number of rows to score.")
-@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Folder for all that the demo writes.")
+@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Folder for the files of the demo.")
 @add_logging_options
 def demo(rows: int, directory: str) -> None:
-    """Run the main job on real digits, on a cluster of this machine."""
+    """Fit and score scikit-learn's handwritten digits on a local Dask cluster."""
     from dkfm.cli.demo import run_demo
 
     run_demo(directory, rows, print_summary)
@@ -24,16 +24,18 @@ def demo(rows: int, directory: str) -> None:
 
 @click.command()
 @click.option(
-    "--quick", is_flag=True, help="Take smaller sizes: two minutes instead of ten or more; with --kernels 20 seconds."
+    "--quick", is_flag=True, help="Use smaller sizes: two minutes instead of ten or more, or 20 seconds with --kernels."
 )
-@click.option("--kernels", is_flag=True, help="Measure only the time per value of each kernel, beside its formula.")
+@click.option(
+    "--kernels", is_flag=True, help="Measure only the time per value of each kernel and of its plain formula."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Dask cluster, as for dkfm score. [a cluster of processes on this machine]"
 )
 @option_parsing.WAIT_FOR_WORKERS
 def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait_for_workers: float | None) -> None:
-    """Measure the speed of dkfm on this machine, beside scikit-learn and beside the arithmetic alone."""
+    """Measure the speed of dkfm on this machine, compared with scikit-learn and with the arithmetic alone."""
     from dkfm.bench import kernel_values, run
 
     option_parsing.require_scheduler(scheduler, wait_for_workers)
@@ -51,7 +53,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 @click.command()
 @click.argument("train", type=click.Path())
 @click.option("--labels", metavar="Y.NPY", help="A .npy file with one class label for each row of TRAIN.")
-@click.option("--label-column", metavar="NAME", help="Column of TRAIN and TEST with the labels, in place of --labels.")
+@click.option("--label-column", metavar="NAME", help="Column of TRAIN and TEST with the labels, instead of --labels.")
 @click.option(
     "--kernel",
     "specs",
@@ -61,29 +63,28 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
     help="Kernel to compare, as described above. Repeat it for each kernel.",
     shell_complete=option_parsing.complete_kernel_name,
 )
-@click.option("--columns", metavar="NAMES", help="Columns of a table, comma-separated. [all but ids and labels]")
-@click.option("--exclude-columns", metavar="NAMES", help="Columns that are no features, in place of --columns.")
+@click.option("--columns", metavar="NAMES", help="Table columns, comma-separated. [all but ids and labels]")
+@click.option("--exclude-columns", metavar="NAMES", help="Columns that are not features, instead of --columns.")
 @click.option("--id-column", metavar="NAME", help="Column of a table with ids, which is not a feature.")
-@click.option("--standardize", is_flag=True, help="Standardize each column, (x - mean) / scale.")
+@click.option("--standardize", is_flag=True, help="Scale each column to (x - mean) / scale.")
 @click.option(
     "--shrinkage",
     callback=option_parsing.parse_shrinkage,
     metavar="NUMBER",
     default="auto",
-    help="Shrinkage of the Fisher discriminants, or auto, which chooses it for each kernel. [auto]",
+    help="Shrinkage of the Fisher discriminants, or auto, which selects it for each kernel. [auto]",
 )
 @click.option(
     "--on-indefinite",
     type=click.Choice(["raise", "clip"]),
     default="raise",
-    help="Leave out a kernel that is not positive semi-definite, or drop its negative part. [raise]",
+    help="Action for a kernel that is not positive semi-definite: raise leaves it out, clip drops its negative part. "
+    "[raise]",
 )
-@click.option(
-    "--sample", metavar="N", type=click.IntRange(min=1), help="Compare on N rows of TRAIN, drawn at random. [all]"
-)
-@click.option("--test", metavar="TEST", help="Rows to test on. [a quarter of TRAIN]")
+@click.option("--sample", metavar="N", type=click.IntRange(min=1), help="Use N rows of TRAIN, drawn at random. [all]")
+@click.option("--test", metavar="TEST", help="Test rows. [a quarter of TRAIN]")
 @click.option("--test-labels", metavar="Y.NPY", help="A .npy file with one class label for each row of TEST.")
-@click.option("--html", metavar="PAGE", help="Write a page with pictures to this file. t-SNE needs the extra tsne.")
+@click.option("--html", metavar="PAGE", help="Write an HTML page with plots to this file. t-SNE needs the extra tsne.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @add_logging_options
 def compare(
@@ -103,10 +104,10 @@ def compare(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Measure how well each kernel separates the labelled rows of TRAIN, in a table and on a page.
+    """Measure how well each kernel separates the labelled rows of TRAIN; print a table and, with --html, write a page.
 
-    A KERNEL is a name with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784;
-    module:name, for a kernel or a function f(X, Y) of your own; or JSON, as dkfm info prints the kernel of a model.
+    A KERNEL is a name with its parameters after a colon, such as gaussian:sigma=5 or polynomial:degree=9,scale=1/784;
+    module:name of your own kernel or function f(X, Y); or JSON, as dkfm info prints the kernel of a model.
     """
     from dkfm.files.location import locate, require_disjoint
     from dkfm.kernel_comparison.compare import compare_kernels
@@ -154,7 +155,7 @@ def compare(
         print_result(*str(result).splitlines())
     if html is not None:
         result.save_page(html)
-    if as_json:  # last: if the page cannot be written, that is what is printed
+    if as_json:  # last, so that an error of the page is printed instead
         print_result(*result.to_json().splitlines())
 
 
@@ -171,7 +172,7 @@ def _require_consistent_labels(
 
 
 def _require_page(page: Path) -> None:
-    """Raise unless a page with pictures can be written."""
+    """Raise unless a page with plots can be written."""
     from dkfm.files import local
     from dkfm.kernel_comparison import html_page
     from dkfm.plotting.axes import import_pyplot

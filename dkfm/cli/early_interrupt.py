@@ -1,6 +1,6 @@
 """Let Ctrl-C end a command without a traceback while it is still importing its modules.
 
-Importing this module has that effect, if this process runs the command; later `dkfm.cli.process` handles Ctrl-C.
+Importing this module has this effect if this process runs the command. Later, `dkfm.cli.process` handles Ctrl-C.
 """
 
 import signal

@@ -19,15 +19,15 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ClusterError, 3),
     (BaseException, 1),
 )
-"""Exit code of each class of errors; the first entry that an error is an instance of counts."""
+"""Exit code of each class of errors; the first matching class determines the code."""
 
 EXPLANATION = """\b
 Exit codes:
   0    done
-  1    the input, the model or a file is at fault, or does not fit
+  1    an invalid or missing input, model or file, too little memory or disk, or another error
   2    wrong usage
-  3    the cluster: no scheduler, or workers that are lost or unfit
-  4    partial: some chunks cannot be done, all others are there
+  3    a cluster failure: no scheduler, or workers that are lost or unsuitable
+  4    a partial output: some chunks failed, all others are complete
   130  interrupted
 With --json a failure is a JSON object on standard output too:
   {"error": CLASS, "exit_code": CODE, "message": SENTENCE}"""
@@ -39,7 +39,7 @@ _options: Sequence[str] = ()
 
 def remember_options(words: Sequence[str]) -> None:
     """Remember a command line before it is parsed: with ``--json`` and ``--log-json`` usage errors are JSON too."""
-    global _options  # noqa: PLW0603  # a fact about the command that runs
+    global _options  # noqa: PLW0603  # one command runs in a process
     options = list(words)
     _options = options[: options.index("--") if "--" in options else None]
 
@@ -70,5 +70,5 @@ def print_json_failure(kind: type[BaseException], message: str) -> None:
     """Print an error of a class as a JSON object on standard output if that was asked for."""
     if "--json" in _options:
         facts = {"error": kind.__name__, "exit_code": find_exit_code(kind), "message": message}
-        with suppress(OutputError):  # nobody reads it
+        with suppress(OutputError):  # the reader has closed standard output
             print_result(json.dumps(facts))

@@ -1,6 +1,6 @@
 """Run `dkfm fit`: build an estimator from the options, read rows and labels, fit, and save the model.
 
-Options, kernel, input and output are checked before scikit-learn is imported, which takes seconds.
+Options, kernel, input and output are checked before scikit-learn is imported, because the import takes seconds.
 """
 
 from contextlib import AbstractContextManager
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dkfm.gram.streamed_rows import SourceRows
 
 _FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "build", "random_state"
-"""Options of the method features alone."""
+"""Options of the method "features" only."""
 
 _SAMPLED_ROWS = 4096
 """Rows from which a plan, or a message, takes the scales of columns."""
@@ -53,14 +53,14 @@ _OPTIONS_OF = {
     ("pca", "fisher"): ("components",),
     ("pca", "fisher", "ridge"): ("map_path",),
 }
-"""Options that belong to some methods."""
+"""Options that only some methods have."""
 
 _COMMON_OPTIONS = "tile_rows", "workspace", "dtype", "progress"
 """Options that are parameters of every estimator."""
 
 _MAP_OPTIONS = (
     *("kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", "standardize"),
-    "exclude_columns",  # the map says which columns are features
+    "exclude_columns",  # the map determines which columns are features
 )
 """Options that fits in the features of a map do not have."""
 
@@ -137,12 +137,12 @@ class FitOptions:
 
     @property
     def y_columns(self) -> list[str]:
-        """Columns of the table that are labels or targets, and no features."""
+        """Columns of the table that are labels or targets, and not features."""
         return [self.label_column] if self.label_column else arguments.parse_list(self.target_columns) or []
 
     @property
     def excluded_columns(self) -> list[str]:
-        """Columns of the table that are no features."""
+        """Columns of the table that are not features."""
         return [*self.y_columns, *(arguments.parse_list(self.exclude_columns) or [])]
 
     @property
@@ -170,7 +170,7 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
         kernel = cast("ExactFeatureMap", feature_map).kernel_
     else:
         _log_default_width(kernel, options)
-    if options.standardize:  # a sample tells the scales well enough
+    if options.standardize:  # a sample determines the scales well enough
         kernel = make_standardizing_kernel(kernel, read_evenly_spaced_rows(table, _SAMPLED_ROWS))[0]
     estimator = _build_estimator(kernel, options)
     if options.excluded_columns and (names is not None or not hasattr(feature_map, "feature_names_in_")):
@@ -180,7 +180,7 @@ def make_fit_plan(train: str, model: str, options: FitOptions, connection: Abstr
 
 
 def _open_table(train: str, model: str, options: FitOptions, feature_map: "ExactFeatureMap | None" = None) -> Source:
-    """Return the training rows, of the columns of a map if none are named, if a model can be written."""
+    """Return the training rows, by default with the columns of the map; raise if the model cannot be written."""
     remote_stores.require_writable_location(model, overwrite=options.overwrite)
     table = open_source(
         train,
@@ -198,7 +198,7 @@ def _open_table(train: str, model: str, options: FitOptions, feature_map: "Exact
 
 
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:
-    """Raise unless there are labels or targets where the options say, one for each row of a file."""
+    """Raise unless the labels or targets that the options name exist, one for each row of a file."""
     if options.y_columns:
         _require_table(table, train, options)
         if options.label_column is not None:
@@ -211,14 +211,14 @@ def _require_labels(table: Source, train: str, options: FitOptions) -> None:
 
 
 def _build_kernel(options: FitOptions) -> Kernel:
-    """Return the kernel of the options; raise now if the model could not be saved after hours of work."""
+    """Return the kernel of the options; raise before the fit if the model could not be saved."""
     kernel = arguments.parse_kernel(str(options.kernel), options.param)
     serialization.to_config(kernel)
     return kernel
 
 
 def _log_default_width(kernel: Kernel, options: FitOptions) -> None:
-    """Log what the width of a kernel is, if the user gave none."""
+    """Log the default width of a kernel, if the user gave none."""
     if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (str(options.kernel), *options.param)):
         log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
     if "sigma=None" in repr(kernel):
@@ -233,7 +233,7 @@ def run_fit(
     options.require_consistent()
     if options.map_path is not None:
         return _fit_in_map(train, model, options, options.map_path, connection)
-    with keep_states_until_end():  # a command that is killed while it saves the model goes on, too
+    with keep_states_until_end():  # so that a command that is killed while it saves the model can resume
         return _fit_and_save(train, model, options, connection)
 
 
@@ -256,7 +256,7 @@ def _fit_and_save(
 
             estimator = _build_estimator(kernel, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-            copies = kernel.landmark_copies + options.standardize  # standardized landmarks are one more
+            copies = kernel.landmark_copies + options.standardize  # one more copy for standardized landmarks
             memory.require_factorization_memory(source.shape[0], source.float64s_per_row, kernel.peak_blocks, copies)
         streams = out_of_core_rows.can_stream_rows(estimator, kernel)
         rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
@@ -292,7 +292,7 @@ def _log_unlike_scales(kernel: Kernel, rows: "SourceRows | Rows") -> None:
 def _fit_in_map(
     train: str, model: str, options: FitOptions, map_path: str, connection: AbstractContextManager[object]
 ) -> "KernelEstimator":
-    """Fit components, discriminants or a regression in the features of a stored map, to a source, and save them."""
+    """Fit components, discriminants or a regression in the features of a stored map, and save the estimator."""
     with process.disable_gc_during_imports():
         from dkfm.gram.streamed_rows import SourceRows
 
@@ -319,13 +319,13 @@ def _fit_in_map(
 
 
 def _name_targets(estimator: "KernelEstimator", options: FitOptions) -> None:
-    """Keep the names of the columns that were the targets of a regression."""
+    """Store the names of the target columns in a regression."""
     if options.target_columns is not None:
         cast("KernelRidge", estimator).target_names_ = options.y_columns
 
 
 def _load_map(options: FitOptions, path: str) -> "ExactFeatureMap":
-    """Read the map of `--map`; refuse options that a fit in its features does not have."""
+    """Read the map of `--map`; raise a usage error for options that a fit in its features does not have."""
     if options.y_path is not None:  # before scikit-learn is imported
         arguments.require_labels_file(options.y_path, "--targets" if options.targets else "--labels")
     feature_map = estimators.load(path)
@@ -349,12 +349,12 @@ def _build_estimator(kernel: Kernel, options: FitOptions) -> "KernelEstimator":
 
 
 def _ridge_class(options: FitOptions) -> "type[RidgeEstimator]":
-    """Return the class of a regression, or of a classifier if there are labels."""
+    """Return the class of the regression, or of its classifier if labels are given."""
     return estimators.KernelRidgeClassifier if options.select_given(_LABEL_OPTIONS) else estimators.KernelRidge
 
 
 def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":
-    """Return the source, which has no columns of labels or targets, and these if there are any."""
+    """Return the source without the columns of labels or targets, and the labels or targets if there are any."""
     if not options.y_columns:
         if options.y_path is None:
             return source, None
@@ -369,7 +369,7 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
 
 
 def _open_targets(train: str, columns: list[str]) -> Source:
-    """Return the columns of targets; an error calls them so."""
+    """Return the target columns as a source that errors call targets."""
     try:
         return open_source(train, columns=columns)
     except InvalidInputError as error:

@@ -1,4 +1,4 @@
-"""Describe a store in a few plain facts."""
+"""Describe a store by a few facts, for `dkfm info`."""
 
 from contextlib import suppress
 from math import isfinite
@@ -17,12 +17,12 @@ from dkfm.storage.model_store import Record, load_record
 
 
 def describe_store(path: str | Path) -> dict[str, object]:
-    """Return facts on a Gram matrix, a factor or its root, a model or an output, as plain JSON values.
+    """Return facts about a Gram matrix, a factor or its root, a model or an output, as JSON values.
 
     Raises
     ------
     StoreError
-        There is no store of dkfm; or, at a URL, it is neither a model nor an output.
+        There is no dkfm store, or a store at a URL is neither a model nor an output.
     """
     root = locate(path)
     kind = remote_stores.read_store_kind(path)
@@ -97,13 +97,13 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
 
 
 def _describe_rank(record: Record) -> dict[str, object]:
-    """Return the rank of a feature map, if its record is sound."""
+    """Return the rank of a feature map, if its record is valid."""
     known = [record.extra_arrays[name] for name in ("eigenvalues", "pivots") if name in record.extra_arrays]
     return {"rank": len(known[0])} if record.estimator == "ExactFeatureMap" and known else {}
 
 
 def _describe_variance(record: Record) -> dict[str, object]:
-    """Return the share of the variance that components explain, if it is known and the record is sound."""
+    """Return the share of the variance that components explain, if it is known and the record is valid."""
     if record.estimator != "KernelPCA":
         return {}
     with suppress(Exception):  # a record of an unknown store may raise anything
@@ -113,14 +113,14 @@ def _describe_variance(record: Record) -> dict[str, object]:
 
 
 def _describe_shrinkage(record: Record) -> dict[str, object]:
-    """Return the shrinkage of discriminants, given or chosen, if the record is sound."""
+    """Return the shrinkage of discriminants, as given or as selected, if the record is valid."""
     numbers = record.fitted.get("numbers") if record.estimator == "KernelFisher" else None
     value = numbers.get("shrinkage") if isinstance(numbers, dict) else None
     return {"shrinkage": value} if isinstance(value, float) and isfinite(value) else {}
 
 
 def _describe_left_out_errors(record: Record) -> dict[str, object]:
-    """Return the errors of left-out rows that chose the penalty of a regression, if there are any and it is sound."""
+    """Return the leave-one-out errors by which the penalty was selected, if there are any and the record is valid."""
     classes = {"KernelRidge": StoredRidge, "KernelRidgeClassifier": StoredRidgeClassifier}
     with suppress(Exception):  # a record of an unknown store may raise anything
         errors = classes[record.estimator].from_record(record).left_out_errors
@@ -129,7 +129,7 @@ def _describe_left_out_errors(record: Record) -> dict[str, object]:
 
 
 def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, object]:
-    """Return facts on a store of rows, which holds a dense array or the three arrays of CSR."""
+    """Return facts about a store of rows, which holds a dense array or the three arrays of CSR."""
     if (root / "rows").is_dir():
         info = store_metadata.read_array_info(root / "rows")
         return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
@@ -168,4 +168,4 @@ _DESCRIBE = {
     "root": _describe_triangular_root,
     "rows": _describe_row_store,
 }
-"""Functions that return facts on a store of each kind, from its folder and attributes."""
+"""For each kind of store, the function that returns facts about it from its folder and attributes."""

@@ -1,4 +1,4 @@
-"""Write log lines, warnings and errors of a command to standard error, as text or as JSON, and add options for them."""
+"""Add the logging options, and write log lines, warnings and errors of a command to standard error as text or JSON."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ import click
 from dkfm.core.display.terminal_output import escape_control_characters, print_message, print_result
 
 _QUIET = "dkfm.quiet"
-"""Key of click's `Context.meta`, which all contexts of a command share."""
+"""Key in click's `Context.meta`, which all contexts of a command share."""
 
 
 def add_logging_options(command: Callable[..., object]) -> Callable[..., object]:
@@ -36,19 +36,19 @@ def add_logging_options(command: Callable[..., object]) -> Callable[..., object]
 
 
 def is_quiet() -> bool:
-    """Return whether the user of the running command wants no bars and no summary."""
+    """Return whether the running command has the option --quiet: no progress bars and no summary."""
     return bool(click.get_current_context().meta.get(_QUIET))
 
 
 def print_summary(*lines: str) -> None:
-    """Write lines about work that succeeded to standard output, unless the user wants none."""
+    """Write lines about finished work to standard output, unless the command is quiet."""
     if not is_quiet():
         print_result(*lines)
 
 
 @contextmanager
 def _log_to_standard_error(level: int, as_json: bool) -> Iterator[None]:
-    """Write lines of the logger dkfm from a level on, and as JSON also warnings; restore the logger at the end."""
+    """Write log records of dkfm from a level upwards, with `as_json` also warnings; restore the logger at the end."""
     logger, former_level, former_format = logging.getLogger("dkfm"), logging.getLogger("dkfm").level, None
     handler = _StandardErrorHandler(as_json)
     logger.addHandler(handler)
@@ -65,7 +65,7 @@ def _log_to_standard_error(level: int, as_json: bool) -> Iterator[None]:
 
 
 class _StandardErrorHandler(logging.Handler):
-    """Write records to standard error as it is when they come."""
+    """Write records to the `sys.stderr` of the moment, which may be replaced during a command."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _StandardErrorHandler(logging.Handler):
         self.setFormatter(_JsonFormatter() if as_json else logging.Formatter(text, defaults={"stage": "dkfm"}))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record in one line; a failure is ignored, as there is nowhere to report it."""
+        """Write a record in one line; ignore failures, because there is nowhere to report them."""
         print_message(self.format(record))
 
 
@@ -87,7 +87,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def to_json(level: str, stage: str, message: str, **fields: Any) -> str:  # values of JSON
-    """Return a log line as a JSON object: the time now, its level, stage and message, and its fields."""
+    """Return a log line as a JSON object: the current time, level, stage, message and other fields."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return json.dumps({"time": now, "level": level, "stage": stage, "message": message} | fields)
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from dkfm.sources.base import Source
 
 _MAX_LOGGED = 20
-"""Largest number of features that the log names."""
+"""Largest number of feature names in a log line."""
 
 _ID_NAMES = "id", "ids", "index"
-"""Names of columns that are hardly features, beside those that end with "_id"."""
+"""Names of columns that are probably ids, besides names that end with "_id"."""
 
 SCHEDULER = click.option(
     "--scheduler",
     metavar="ADDRESS",
     help="Dask cluster to run on: host:port, tcp://host:port, tls://host:port, the path of a scheduler file, "
-    "slurm:FILE (workers as jobs of Slurm) or ssh:HOSTS (a file of hosts). [threads of this process]",
+    "slurm:FILE (starts workers as Slurm jobs) or ssh:HOSTS (a file with host names). [threads of this process]",
 )
 
 REPORT = click.option(
@@ -43,14 +43,14 @@ PROGRESS = click.option(
 )
 
 TRUSTED = click.option(
-    "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="Function that MODEL may import and run as its kernel."
+    "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="Function that may be imported and run as a kernel."
 )
 
 WAIT_FOR_WORKERS = click.option(
     "--wait-for-workers",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="How long to wait for the first worker of a cluster. [30; ssh:HOSTS: 60; slurm:FILE: as the file says]",
+    help="Seconds to wait for the first worker of a cluster. [30; ssh:HOSTS: 60; slurm:FILE: as set in the file]",
 )
 
 
@@ -59,20 +59,20 @@ KERNEL_NAMES = (
     *("histogram_intersection", "jensen_shannon", "laplacian", "linear", "matern", "negative_squared_distance"),
     *("periodic", "polynomial", "precomputed", "rational_quadratic", "sigmoid"),
 )
-"""Names of dkfm's kernels, which are known without importing them."""
+"""Names of dkfm's kernels, listed here so that the kernels need not be imported."""
 
 KERNEL_PARAMETERS = (
     *("coef0", "degree", "gamma", "length_scale", "nu", "offset", "order", "period", "scale", "sigma", "value"),
 )
-"""Parameters of kernels, scikit-learn's among them, that are no options of `dkfm fit`."""
+"""Parameters of kernels, including scikit-learn's, that are not options of `dkfm fit`."""
 
 SCIKIT_LEARN_NAMES = ("additive_chi2", "chi2", "poly", "rbf")
-"""Names that scikit-learn alone has."""
+"""Names that only scikit-learn has."""
 
 KERNEL_HELP = (
-    f"One of {', '.join(KERNEL_NAMES)}; of scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; with parameters in --param "
-    "or after a colon, as gaussian:sigma=5; module:function, your own f(X, Y) that returns a block of values; or JSON, "
-    "as dkfm info prints the kernel of a model."
+    f"A name: {', '.join(KERNEL_NAMES)}, or scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}. Parameters follow in "
+    "--param or after a colon, as in gaussian:sigma=5. Or module:function of your own f(X, Y) that returns a block of "
+    "values; or JSON, as dkfm info prints the kernel of a model."
 )
 
 
@@ -106,14 +106,14 @@ def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
 
 
 def parse_kernel(spec: str, parameters: tuple[str, ...] = ()) -> "Kernel":
-    """Return the kernel that a text means: a name with parameters after a colon, ``module:name``, or JSON.
+    """Return the kernel that a text specifies: a name with parameters after a colon, ``module:name``, or JSON.
 
     Parameters
     ----------
     spec : str
-        The text.
+        Text that specifies the kernel.
     parameters : tuple of str
-        More parameters of a name, as NAME=VALUE.
+        Further parameters of a named kernel, as NAME=VALUE.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def parse_kernel(spec: str, parameters: tuple[str, ...] = ()) -> "Kernel":
 
 
 def _parse_number_or_text(text: str) -> object:
-    """Return a number, also from a fraction as 1/784; return other texts as they are, for the kernel to check."""
+    """Return a number, also for a fraction such as 1/784; return other texts unchanged, for the kernel to check."""
     try:
         numerator, slash, denominator = text.partition("/")
         if slash and float(denominator):
@@ -191,7 +191,7 @@ def allow_user_imports(*functions: str) -> None:
 
 
 def parse_list(text: str | None) -> list[str] | None:
-    """Return the names in a text that commas separate.
+    """Return the comma-separated names in a text.
 
     >>> parse_list("a, b")
     ['a', 'b']
@@ -200,13 +200,13 @@ def parse_list(text: str | None) -> list[str] | None:
 
 
 def require_one_choice_of_columns(columns: str | None, excluded: str | None) -> None:
-    """Raise a usage error if features are named, and columns that are none."""
+    """Raise a usage error if both the features and the columns to exclude are named."""
     if columns is not None and excluded is not None:
         raise click.UsageError("--columns names the features, and --exclude-columns what is none; give one of them.")
 
 
 def require_table(excluded: str | None, is_table: bool, path: str) -> None:
-    """Raise an InvalidInputError if columns of a file without names are left out by their names."""
+    """Raise an InvalidInputError if columns are excluded by name, but the file has no column names."""
     if excluded is not None and not is_table:
         raise InvalidInputError(f"--exclude-columns names columns of a table, and {path} is none.")
 
@@ -222,7 +222,7 @@ def log_features(source: "Source") -> None:
 
 
 def require_no_features(columns: str | None, **others: Sequence[str | None]) -> None:
-    """Raise a usage error if ``--columns`` has one of the columns that other options name for something else."""
+    """Raise a usage error if ``--columns`` has a column that another option names as labels, targets or ids."""
     for option, names in others.items():
         if shared := sorted({*names} & {*(parse_list(columns) or [])}, key=str):
             name = f"--{option.replace('_', '-')} {shared[0]}"
@@ -230,13 +230,13 @@ def require_no_features(columns: str | None, **others: Sequence[str | None]) -> 
 
 
 def require_labels_file(path: str, option: str) -> None:
-    """Raise an InvalidInputError if there is no file that an option names."""
+    """Raise an InvalidInputError if the file that an option names does not exist."""
     if not Path(path).exists():
         raise InvalidInputError(f"There is no {path}, which {option} names.")
 
 
 def read_labels(path: str, option: str, rows: int, what: str = "label") -> "npt.NDArray[np.generic]":
-    """Return the labels (n,), or targets (n,) or (n, q), of rows from a .npy file, which is never unpickled."""
+    """Return the labels (n,), or targets (n,) or (n, q), of rows from a .npy file; pickled objects are not loaded."""
     from dkfm.sources import npy  # imports NumPy, which --help does not need
 
     require_labels_file(path, option)
@@ -252,7 +252,7 @@ def read_labels(path: str, option: str, rows: int, what: str = "label") -> "npt.
 
 
 def warn_of_ids(features: list[str], id_column: str | None) -> None:
-    """Warn if the name of a feature is one of ids: distances would be those of the ids."""
+    """Warn if a feature has a name of ids, because distances between ids would dominate."""
     for name in features:
         if name.lower() in _ID_NAMES or name.lower().endswith("_id"):
             remedy = "" if id_column else f"give --id-column {name}, or "

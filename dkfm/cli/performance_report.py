@@ -1,4 +1,4 @@
-"""Write Dask's performance report of a job: check before the work, and write after it, even if the job failed."""
+"""Write Dask's performance report of a job: check the path before the job, and write after it, even if it failed."""
 
 import html
 import shlex
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from distributed import Client, performance_report
 
 _ANSWER_TIMEOUT = 30
-"""Seconds that a scheduler has to say whether it can make a report."""
+"""Timeout, in seconds, for the scheduler to answer whether it can make a report."""
 
 _REPORT_TIMEOUT = 60
-"""Seconds that a scheduler has to make a report of at most 100,000 tasks: Dask keeps no more."""
+"""Timeout, in seconds, for the scheduler to make a report of at most 100,000 tasks, which is all that Dask keeps."""
 
 
 def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
@@ -66,19 +66,19 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
     with local.translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with local.new_file(path, path.parent):
-        pass  # a file can be created here
+        pass  # a file can be created in this folder
 
 
 @contextmanager
 def record_report(client: "Client", page: str | None) -> Iterator[None]:
     """Record Dask's report of a cluster, and write it when the context ends; replace an earlier page atomically.
 
-    A report that fails does not fail the job: a line on standard error says so.
+    If the report fails, the job does not fail; a line is written to standard error.
 
     Raises
     ------
     ClusterError
-        The scheduler cannot make a report; raised before the work.
+        The scheduler cannot make a report; raised before the job.
     """
     if page is None:
         yield
@@ -93,7 +93,7 @@ def record_report(client: "Client", page: str | None) -> Iterator[None]:
 
     try:
         client.sync(begin, callback_timeout=_ANSWER_TIMEOUT)
-    except Exception as error:  # the scheduler may raise anything
+    except Exception as error:  # the scheduler may raise any exception
         remedy = "install dask[diagnostics] where it runs, or leave out --report"
         raise ClusterError(f"The scheduler can make no report ({extract_reason(error)}); {remedy}.") from None
     try:
@@ -110,7 +110,7 @@ def _write(client: "Client", report: "performance_report", path: Path) -> None:
         raise ClusterError("the scheduler is gone")
     command = html.escape(shlex.join(["dkfm", *sys.argv[1:]]))
     with temporary_folders.open_temporary_folder("report") as folder:
-        # A plain name: Dask interprets some characters in a path.
+        # Use a plain file name, because Dask interprets some characters in a path.
         report.filename = f"{folder}/report.html"
         try:
             client.sync(report.__aexit__, None, None, None, code=command, callback_timeout=_REPORT_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Run a command as a process: standard streams, Ctrl-C, and one sentence for every error of the system."""
+"""Run a command as a process: handle standard streams and Ctrl-C, and report each error of the system in a sentence."""
 
 import errno
 import gc
@@ -38,10 +38,10 @@ _REPEAT_AFTER = 0.01
 """Seconds after which an interruption is raised again if Python dropped the exception."""
 
 _IGNORE_SECONDS = 2.0
-"""Seconds for which further interruptions are ignored, because cleaning up takes a while."""
+"""Seconds for which further interruptions are ignored, because cleaning up takes time."""
 
 _RESOURCE_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC})
-"""Error numbers of missing resources."""
+"""Error numbers for exhausted resources."""
 
 _NO_MEMORY: tuple[tuple[type[Exception], str], ...] = (
     (MemoryError, ""),
@@ -49,10 +49,10 @@ _NO_MEMORY: tuple[tuple[type[Exception], str], ...] = (
     (SystemError, "without exception set"),  # a compiled module lost the MemoryError of its import
     (SystemError, "without setting an exception"),
 )
-"""Errors of missing memory: their class, and a part of their message."""
+"""Errors that mean too little memory: their class, and a part of their message."""
 
 _NO_THREAD = "can't start new thread"
-"""Message of the RuntimeError if the limit of threads is reached."""
+"""Message of the RuntimeError that Python raises if the limit of threads is reached."""
 
 _OUTPUT_ERROR = "Standard output cannot be written: {}."
 
@@ -63,27 +63,27 @@ _COMMAND_SYNONYMS = {
     "benchmark": "bench",
     "train": "fit",
 }
-"""Names that users may expect for a command, and its name."""
+"""Names that users may expect for a command, with its actual name."""
 
 _OPTION_SYNONYMS = {"--force": "--overwrite", "--id": "--id-column", "--lambda": "--alpha", "--seed": "--random-state"}
-"""The same for options."""
+"""Names that users may expect for an option, with its actual name."""
 
 _PARAMETER_FORMS = {"fit": "--param {}=VALUE", "compare": "--kernel NAME:{}=VALUE"}
-"""How a parameter of a kernel is written, by the name of the command."""
+"""How a command line gives a parameter of a kernel, by the name of the command."""
 
 _owns_process = False
-"""Whether a command is the whole of this process."""
+"""Whether this process runs only the command, and not, for example, a test."""
 
 
 def run_command(command: Callable[[], object]) -> NoReturn:
-    """Run a command as the whole of this process, and exit with its code.
+    """Run a command as the main program of this process, and exit with its code.
 
     Parameters
     ----------
     command : callable
         Function that returns None or an exit code, or raises SystemExit.
     """
-    global _owns_process  # noqa: PLW0603  # a fact about the process
+    global _owns_process  # noqa: PLW0603  # it describes the process
     _owns_process = True
     _reopen_closed_streams()
     interruption = _InterruptionHandler()
@@ -103,15 +103,15 @@ def run_command(command: Callable[[], object]) -> NoReturn:
     interruption.exit_on_next_interruption()
     if (failure := _flush_streams()) is not None and not code:
         code = failures.report_failure(OutputError, _OUTPUT_ERROR.format(failure))
-    _owns_process = False  # whoever catches the exit goes on in this process
+    _owns_process = False  # a caller that catches SystemExit continues in this process
     sys.exit(code if isinstance(code, int) else 0)
 
 
 @contextmanager
 def disable_gc_during_imports() -> Iterator[None]:
-    """Import the modules of a command without garbage collection, if the command is the whole of this process.
+    """Import the modules of a command without garbage collection, if the command is the main program.
 
-    Modules stay, so a search for unused cycles among their objects finds nothing; it takes a seventh of a small job.
+    Modules are never freed, so collecting their objects finds nothing, but takes a seventh of the time of a small job.
     """
     if not _owns_process or not gc.isenabled():
         yield
@@ -120,20 +120,20 @@ def disable_gc_during_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # later searches leave out what is there now
+        gc.freeze()  # later collections ignore the objects that exist now
         gc.enable()
 
 
 def _reopen_closed_streams() -> None:
-    """Replace closed standard streams, whose descriptors the next open file would get otherwise.
+    """Replace closed standard streams; otherwise the next opened file would get their descriptors.
 
-    Standard output is opened for reading, so that printing a result raises an error instead of losing it.
+    Standard output is opened for reading, so that printing a result raises an error instead of losing the result.
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # it gets the lowest free number, which is this one
+            os.open(os.devnull, mode)  # gets the lowest free descriptor, which is the closed one
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # for the life of the process
     if sys.stderr is None:
@@ -155,7 +155,7 @@ class _InterruptionHandler:
             sys.unraisablehook = self._repeat_dropped
 
     def exit_on_next_interruption(self) -> None:
-        """Raise nothing more while Python exits; another Ctrl-C leaves an exit that hangs."""
+        """Raise no more exceptions while Python exits; another Ctrl-C then ends a process that hangs."""
         if signal.getsignal(signal.SIGALRM) == self._raise:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
         if signal.getsignal(signal.SIGINT) == self._raise:
@@ -183,9 +183,9 @@ class _InterruptionHandler:
 
 
 def _flush_streams() -> str | None:
-    """Flush the standard streams; return the reason if standard output cannot be written, None if it can.
+    """Flush the standard streams; return the reason if standard output cannot be written, else None.
 
-    Text that cannot be written is dropped: Python would try again when it exits, and print a traceback.
+    Text that cannot be written is dropped, because Python would try again at exit and print a traceback.
     """
     failure = None
     for number, stream in enumerate((sys.stdout, sys.stderr), 1):
@@ -200,7 +200,7 @@ def _flush_streams() -> str | None:
 
 
 def _classify_error(error: BaseException) -> tuple[type[BaseException], str]:
-    """Return the class and the sentence to report for an error that no command expects."""
+    """Return the class and the sentence to report for an unexpected error."""
     if os.environ.get("DKFM_TRACEBACK"):
         raise error
     if isinstance(error, OSError) and (failure := _flush_streams()) is not None:
@@ -214,7 +214,7 @@ def _classify_error(error: BaseException) -> tuple[type[BaseException], str]:
 
 
 def _describe_refused_resource(error: BaseException) -> str | None:
-    """Return which resource the system refused, in words; None for an error of another kind."""
+    """Return a description of the exhausted resource; None for an error of another kind."""
     if not isinstance(error, OSError):
         error = _find_resource_error(error)
     if isinstance(error, OSError):
@@ -232,7 +232,7 @@ def _lacks_memory(error: BaseException) -> bool:
 
 
 def _find_resource_error(error: BaseException) -> BaseException:
-    """Return the error of a missing resource that led to an error, as in libraries; else the error itself."""
+    """Return the error of an exhausted resource in the chain of causes of an error; else the error itself."""
     cause: BaseException | None = error
     while cause is not None:
         if (
@@ -253,7 +253,7 @@ class CommandGroup(click.Group):
     """Command group whose errors are sentences with the exit codes of `dkfm.cli.failures`."""
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # click's signature
-        """Run a command; without `args`, as the whole of this process and with its command line."""
+        """Run a command; without `args`, as the main program with the command line of this process."""
         failures.remember_options(sys.argv[1:] if args is None else args)
         if args is None:
             run_command(lambda: super(CommandGroup, self).main(args, *others, **options))
@@ -265,13 +265,13 @@ class CommandGroup(click.Group):
             return super().make_context(*arguments, **options)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # click's signature
-        """Find the command that a command line names; name the right one for a synonym."""
+        """Return the command that a command line names; for a synonym, suggest the actual name."""
         if args and not ctx.resilient_parsing and (name := _COMMAND_SYNONYMS.get(args[0])) is not None:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {name}?", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command that a command line names, and end with a code if it fails."""
+        """Run the command that a command line names, and exit with a code if it fails."""
         former_format = warnings.formatwarning
         warnings.formatwarning = _format_warning
         try:
@@ -281,7 +281,7 @@ class CommandGroup(click.Group):
             code = failures.report_failure(type(error), str(error))
             if isinstance(error, StalledError):
                 temporary_folders.remove_all_folders()
-                os._exit(code)  # a normal exit would wait for a thread that does not end
+                os._exit(code)  # a normal exit would wait for a thread that hangs
             ctx.exit(code)
         except KeyboardInterrupt:
             hint = _describe_resumption(ctx.invoked_subcommand)
@@ -291,7 +291,7 @@ class CommandGroup(click.Group):
 
 
 def _describe_resumption(command: str | None) -> str:
-    """Return a clause on how an interrupted command goes on, empty if it begins anew."""
+    """Return a clause on how to resume an interrupted command; empty if it starts again from the beginning."""
     if command == "score":
         return "; dkfm score goes on from there with the same command"
     if command == "fit" and failures.has_option("--workspace"):
@@ -301,7 +301,7 @@ def _describe_resumption(command: str | None) -> str:
 
 @contextmanager
 def _sanitize_usage_errors() -> Iterator[None]:
-    """Escape control characters in usage errors, which repeat arguments; print them as JSON too if asked for."""
+    """Escape control characters in usage errors, which quote arguments; with --json, print the errors as JSON too."""
     try:
         yield
     except click.UsageError as error:
@@ -311,7 +311,7 @@ def _sanitize_usage_errors() -> Iterator[None]:
 
 
 def _describe_usage_error(error: click.UsageError) -> str:
-    """Return the message of a usage error, with the name that was probably meant instead of a wrong one."""
+    """Return the message of a usage error, with a suggestion for a misspelt name."""
     wrong = getattr(error, "option_name", None) or getattr(error, "command_name", None)
     if wrong is None:
         return error.format_message()
@@ -324,7 +324,7 @@ def _describe_usage_error(error: click.UsageError) -> str:
 
 
 def _find_option_hint(wrong: str, command: click.Command) -> str | None:
-    """Return what to write instead of an option that a command does not have; None if that is not known."""
+    """Return a hint on what to use instead of an option that a command does not have; None if there is none."""
     form, parameter = _PARAMETER_FORMS.get(str(command.name)), wrong.lstrip("-").replace("-", "_")
     if form is not None and parameter in option_parsing.KERNEL_PARAMETERS:
         return f"Write a parameter of the kernel as {form.format(parameter)}."

@@ -1,4 +1,4 @@
-"""Run `dkfm verify`: measure a stored model or an output again, without scikit-learn, and describe it."""
+"""Run `dkfm verify`: measure a stored model or an output again, without scikit-learn, and describe the result."""
 
 from collections.abc import Collection, Iterable, Iterator
 from math import isfinite
@@ -20,14 +20,14 @@ def verify_output(
 ) -> tuple[dict[str, object], list[str]]:
     """Compare an output with its receipts, and with rows of its input if given.
 
-    `progress` says whether to show how far it is.
+    `progress` says whether to show a progress bar.
 
     Returns
     -------
     facts : dict
-        What was measured, as plain JSON values.
+        Measurements, as JSON values.
     lines : list of str
-        The same in words, with the path.
+        The same measurements as text, with the path.
     """
     with disable_gc_during_imports():
         from dkfm.scoring.verification import verify_scores
@@ -45,7 +45,7 @@ def verify_output(
 
 
 def verify_model(path: str, against: str | None, trusted: Collection[str]) -> tuple[dict[str, object], list[str]]:
-    """Measure a model again, on rows of a source if given; return facts and lines as `verify_output` does."""
+    """Measure a model again, on the rows of a source if one is given; return facts and lines as `verify_output`."""
     with disable_gc_during_imports():
         from dkfm.estimators.stored.feature_map import StoredMap
         from dkfm.estimators.stored.opening import open_stored
@@ -62,7 +62,7 @@ def verify_model(path: str, against: str | None, trusted: Collection[str]) -> tu
 
 
 def _read_points(stored: "StoredEstimator | StoredFold", against: str | None) -> object:
-    """Return the rows to measure a model on: a sample, or the whole Gram matrix of a precomputed kernel."""
+    """Return the rows on which to measure a model: a sample, or the whole Gram matrix of a precomputed kernel."""
     from dkfm.sources.base import read_evenly_spaced_rows
     from dkfm.sources.opening import open_source
 
@@ -102,7 +102,7 @@ def format_model_size(stored: "StoredEstimator") -> str:
 
 
 def _describe_penalties(stored: "StoredRidge") -> str:
-    """Return the penalties of a regression, and the errors of left-out rows if these chose them."""
+    """Return the penalties of a regression, with the leave-one-out errors if these selected them."""
     alpha = stored.parameters["fitted_alpha"]
     penalties = cast("list[float]", alpha if isinstance(alpha, list) else [alpha])
     text = f"alpha {_format_range(penalties)}"
@@ -116,13 +116,13 @@ def _describe_penalties(stored: "StoredRidge") -> str:
 
 
 def _format_range(values: "Iterable[float] | Array") -> str:
-    """Return the smallest and the largest of some numbers with three digits, or one if they are equal."""
+    """Return the smallest and the largest of some numbers with three digits, or one number if they are equal."""
     ends = sorted({f"{value:.3g}" for value in values}, key=float)
     return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
 def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, object]:
-    """Return what was fitted, for JSON: the estimator, its kernel, sizes, and what is known of its error."""
+    """Return the estimator, its kernel, its sizes and its known errors, for JSON."""
     from dkfm.estimators.stored.components import StoredComponents
     from dkfm.estimators.stored.discriminants import StoredDiscriminants
     from dkfm.estimators.stored.feature_map import StoredMap
