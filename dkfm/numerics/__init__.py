@@ -1,1 +1,1 @@
-"""Solve for a model from a Gram matrix, and score rows with it."""
+"""Compute models from Gram matrices, and score rows with them."""

@@ -8,22 +8,23 @@ import numpy as np
 from dkfm.core.rows import Array
 
 _MIN_SHARE = 0.25
-"""Share of the products after which the speed of the convergence says how many more are needed: residuals may stay
-where they are for a while, or grow, before they fall.
+"""Share of the largest number of products after which the rate of convergence predicts how many more are needed.
+
+Before, residuals may stagnate or grow.
 """
 
 _MAX_RESTARTS = 3
-"""Largest number of times that the residuals are computed anew because those of the recurrence differ from them."""
+"""Largest number of restarts from a recomputed residual that differs from the residual of the recurrence."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientSolution:
-    """Solution of systems with a matrix A (N, N), as far as the products led to one."""
+    """Approximate solution of systems with a matrix A (N, N)."""
 
     values: Array
     """Approximations of ``A^(-1) b``. Shape (N, q)."""
     relative_residuals: Array
-    """``|A x - b| / |b|`` of each right side, computed from the solution; 0 where b is. Shape (q,)."""
+    """``|A x - b| / |b|`` of each right side, computed from the solution; 0 if b is 0. Shape (q,)."""
     n_products: int
     """Number of products with A."""
     converged: bool
@@ -38,7 +39,7 @@ def solve_by_conjugate_gradients(
     max_products: int,
     report: Callable[[float], None] = lambda residual: None,
 ) -> GradientSolution:
-    """Solve ``A x = b`` for right sides b (N, q), each by a recurrence of its own with shared products.
+    """Solve ``A x = b`` for right sides b (N, q); each has its own recurrence, and they share the products.
 
     Parameters
     ----------
@@ -51,15 +52,16 @@ def solve_by_conjugate_gradients(
     tol : float
         Largest residual, relative to the right side.
     max_products : int
-        Largest number of products. After a quarter of them the method gives up as soon as it would need more than these
-        at the speed of its convergence.
+        Largest number of products. After a quarter of them, the method stops as soon as its rate of convergence
+        predicts that it needs more.
     report : callable
         Called after each product of the recurrence with its largest residual, relative to the right side.
 
     Notes
     -----
-    Hestenes and Stiefel (1952). The recurrence of the residuals drifts from ``b - A x`` by rounding, so that the latter
-    decides: it is computed where the former ends, and the method starts again from there while that halves it.
+    Hestenes and Stiefel (1952). By rounding, the residual of the recurrence drifts from the true residual ``b - A x``.
+    Therefore the true residual is computed when the recurrence ends, and decides on convergence. The method restarts
+    from it as long as a restart halves it.
     """
     sizes = np.linalg.norm(right, axis=0)
     values, rest, products = np.zeros(right.shape), right.astype(np.float64), 0
@@ -88,7 +90,7 @@ def _run_recurrence(
     limit: int,
     report: Callable[[float], None],
 ) -> tuple[Array, int]:
-    """Return the solution that the recurrence finds, and the number of products."""
+    """Run the recurrence; return its solution and the number of products."""
     values, rest = np.zeros(right.shape), right.copy()
     step = precondition(rest)
     directions, slopes = step.copy(), np.einsum("ij,ij->j", rest, step)
@@ -112,12 +114,12 @@ def _run_recurrence(
 
 
 def _forecast(first: float, worst: float, tol: float, used: int) -> float:
-    """Return how many more products lead from a residual to the tolerance, at the speed of those before."""
+    """Predict how many more products reach the tolerance, at the rate of convergence so far."""
     gained = np.log(first / worst) if worst > 0 else np.inf
     return float(np.log(worst / tol) * used / gained) if gained > 0 else np.inf
 
 
 def _divide(numerators: Array, denominators: Array) -> Array:
-    """Return quotients; 0 where the denominator is not positive, as of a right side that is solved exactly."""
+    """Return quotients; 0 where the denominator is not positive, as for a right side that is solved exactly."""
     quotients: Array = np.divide(numerators, denominators, out=np.zeros_like(numerators), where=denominators > 0)
     return quotients

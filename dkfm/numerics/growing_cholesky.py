@@ -1,8 +1,8 @@
-"""A Cholesky factor of the scaled Gram matrix of pivots that grows by blocks of them.
+"""Define a Cholesky factor of the scaled Gram matrix of pivots that grows by blocks of pivots.
 
-Candidates for the next pivots are factored together, the largest residual first, in the space that the pivots before
-them leave. Pivots are accepted while their residual, computed as ``1 - |f|^2`` from all features f, exceeds a
-threshold: subtracting step by step accumulates rounding, which could pass for a pivot.
+Candidates for the next pivots are factored together, the largest residual first, in the orthogonal complement of the
+earlier pivots. A pivot is accepted if its residual, computed as ``1 - |f|^2`` from all its features f, exceeds a
+threshold. Subtracting step by step would accumulate rounding errors, which could be mistaken for a pivot.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class GrowingFactor:
     lower: Array
     """L, lower triangular. Shape (r, r)."""
     pivot_values: Array
-    """Residual of each pivot when it was chosen, as a share of its k(x, x). Shape (r,)."""
+    """Residual of each pivot when it was chosen, relative to its k(x, x). Shape (r,)."""
 
     @classmethod
     def empty(cls) -> "GrowingFactor":
@@ -40,7 +40,7 @@ class GrowingFactor:
     def extend_by_largest(
         self, among: Array, with_pivots: Array, diagonal: Array, threshold: float, limit: int
     ) -> tuple["GrowingFactor", Indices]:
-        """Choose pivots among candidates, the largest residual first; return the larger factor, and their numbers.
+        """Choose pivots among candidates, the largest residual first; return the extended factor and their numbers.
 
         Parameters
         ----------
@@ -51,7 +51,7 @@ class GrowingFactor:
         diagonal : ndarray of shape (c,)
             Scaled k(x, x) of the candidates: 1, or 0 for a zero vector.
         threshold : float
-            Residual that a pivot exceeds.
+            Residual that a pivot must exceed.
         limit : int
             Largest number of new pivots.
         """
@@ -74,12 +74,12 @@ class GrowingFactor:
         proposed: Array,
         uniform: Array,
     ) -> tuple["GrowingFactor", Indices]:
-        """Choose pivots among proposals, in their order; return the larger factor, and their numbers.
+        """Choose pivots among proposals, in their order, by rejection; return the extended factor and their numbers.
 
-        The proposals were drawn in proportion to residuals `proposed` (c,) of all rows. Each is accepted with the
-        probability by which its residual has fallen since, judged by a number of `uniform` (c,) in [0, 1): the pivots
-        are distributed as if each had been drawn after the ones before it. The other parameters are those of
-        `extend_by_largest`.
+        The proposals were drawn in proportion to the residuals of all rows; `proposed` (c,) are those of the proposals.
+        Each proposal is accepted with a probability equal to its current residual divided by the proposed one, by a
+        comparison with `uniform` (c,) in [0, 1). The pivots then have the same distribution as if each had been drawn
+        after the earlier ones. The other parameters are those of `extend_by_largest`.
         """
         features, schur = self._compute_schur_complement(among, with_pivots, diagonal)
         columns: Array = np.zeros((len(schur), min(limit, len(schur))))
@@ -91,7 +91,7 @@ class GrowingFactor:
             if value <= max(threshold, uniform[number] * proposed[number]) or number in chosen:
                 continue
             column = (schur[:, number] - columns[:, : len(chosen)] @ done) / np.sqrt(value)
-            column[chosen] = 0.0  # exact: earlier pivots have no residual
+            column[chosen] = 0.0  # earlier pivots have residual 0 in exact arithmetic
             column[number] = np.sqrt(value)
             columns[:, len(chosen)] = column
             chosen.append(number)
@@ -102,7 +102,7 @@ class GrowingFactor:
         return self._append(features[numbers], columns[numbers, : len(chosen)], np.array(values)), numbers
 
     def _compute_schur_complement(self, among: Array, with_pivots: Array, diagonal: Array) -> tuple[Array, Array]:
-        """Return the features (c, r) of candidates, and what these leave of their scaled Gram matrix (c, c)."""
+        """Return the features (c, r) of candidates, and the Schur complement (c, c) of their scaled Gram matrix."""
         features = self.compute_features(with_pivots)
         schur = np.asfortranarray(among)
         schur -= features @ features.T
@@ -110,14 +110,14 @@ class GrowingFactor:
         return features, schur
 
     def _append(self, features: Array, corner: Array, values: Array) -> "GrowingFactor":
-        """Return the factor with rows of features (k, r) and a lower triangular corner (k, k) below it."""
+        """Return the factor extended by k rows: features (k, r) and a lower triangular corner (k, k)."""
         old, new = len(self.pivot_values), len(values)
         lower = np.zeros((old + new, old + new))
         lower[:old, :old], lower[old:, :old], lower[old:, old:] = self.lower, features, corner
         return GrowingFactor(lower, np.append(self.pivot_values, values))
 
     def compute_inverse_transpose_columns(self, first: int) -> Array:
-        """Return the columns from `first` on of ``L^-T``, (r, r - first): features are scaled values times ``L^-T``."""
+        """Return the columns of ``L^-T`` from `first` on, (r, r - first); scaled values times ``L^-T`` are features."""
         unit = np.zeros((len(self.pivot_values), len(self.pivot_values) - first))
         unit[first:] = np.eye(len(self.pivot_values) - first)
         columns: Array = solve_triangular(self.lower, unit, lower=True, trans="T", check_finite=False)

@@ -1,7 +1,8 @@
 """Compute kernel principal components from a Gram matrix, from products with one, or from a feature map.
 
-The problem matrix is ``S K S'``, with ``S = D^(1/2) (I - 1 w' / sum w)`` and D the diagonal matrix of the rows' weights
-w. It is HKH if all weights are 1, and a row of weight 2 counts as two rows. Uncentred it is ``D^(1/2) K D^(1/2)``.
+The problem matrix is ``S K S'``, with ``S = D^(1/2) (I - 1 w' / sum w)`` and D the diagonal matrix of the weights w of
+the rows. If all weights are 1, it is HKH; a row of weight 2 counts as two rows. Without centring, it is
+``D^(1/2) K D^(1/2)``.
 """
 
 from collections.abc import Callable
@@ -19,15 +20,18 @@ from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place, r
 FORMULATIONS = ("combined", "primal", "dual")
 
 MIN_WEIGHT_SHARE = 1e-6
-"""Share of the largest weight below which the entries of eigenvectors for a row are mostly rounding."""
+"""Share of the largest weight; rows of smaller weight have entries of eigenvectors that are mostly rounding error."""
 
 _DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
 _CUTS = {_DOUBLE: 1e-12, np.dtype(np.float32): 2e-7}
-"""Share of the largest eigenvalue up to which eigenvalues are zero, by the dtype of the scores: scikit-learn's rule."""
+"""Share of the largest eigenvalue up to which eigenvalues count as zero, by the dtype of scores, as in scikit-learn."""
 
 _CENTRING_ROUNDING = 4 * EPS
-"""Share of the squared length of the mean, times the sum of the weights, up to which eigenvalues may be rounding. The
-largest one that was rounding had a share of 1.7 eps, for 60 to 1,000 rows at up to 1e8 times their width from 0."""
+"""Eigenvalues up to this share of the squared length of the mean, times the sum of the weights, may be rounding errors.
+
+The largest such rounding error that was measured had a share of 1.7 eps, for 60 to 1,000 rows at distances from 0 of up
+to 1e8 times their width.
+"""
 
 _CENTRED_GRAM = "The centred Gram matrix of this kernel"
 _GRAM = "The Gram matrix of this kernel"
@@ -40,12 +44,12 @@ class ComponentOptions:
     """Number and dtype of the components to compute."""
 
     n_components: int | float | None = None
-    """Number of components, or, below 1, the smallest share of the variance to explain; by default all above zero."""
+    """Number of components, or a share of the variance to explain if it is below 1; None is all that are not zero."""
     dtype: np.dtype[np.floating] = _DOUBLE
     """Dtype of the scores."""
     on_indefinite: str = "raise"
-    """What to do if an eigenvalue is more negative than rounding explains: "raise", "clip", or "auto", which means
-    "raise" if the requested components exist only for a positive semi-definite matrix, and "clip" otherwise."""
+    """Action if an eigenvalue is more negative than rounding explains: "raise", "clip", or "auto". "auto" means "raise"
+    if the requested components exist only for a positive semi-definite matrix, and "clip" otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +57,18 @@ class Components:
     """Kernel principal components: ``scores = k(Z, X) weights - offset``."""
 
     eigenvalues: Array
-    """Eigenvalues mu of the problem matrix, descending: sum of the weights times each component's variance; (q,)."""
+    """Eigenvalues mu of the problem matrix, descending: the variance of each component times the sum of the weights.
+    Shape (q,)."""
     weights: Array
     """Coefficients b, with mean 0 if centred; zero for a component whose mu is zero. Shape (N, q)."""
     offset: Array
-    """``e'K b`` with e the shares of the rows; 0 if not centred. Shape (q,)."""
+    """``e'K b``, with e the weights of the rows divided by their sum; 0 if not centred. Shape (q,)."""
     training_mean_coefficients: Array
     """Coefficients e of the mean of the training rows; 0 if not centred. Shape (N,)."""
     squared_norm_of_mean: float
-    """Squared length of that mean, ``e'Ke``."""
+    """Squared length of the mean of the training rows, ``e'Ke``."""
     eigenvalue_sum: float
-    """Sum of all eigenvalues, or of the positive ones if a negative part is dropped; NaN if that is not known."""
+    """Sum of all eigenvalues, or of the positive ones if a negative part is dropped; NaN if it is unknown."""
 
     def truncate(self, q: int) -> "Components":
         """Return the first q components."""
@@ -84,19 +89,20 @@ def solve_components_by_eigh(
     weighting : Weighting, optional
         Weights of the rows; by default 1, with centred features.
     formulation : {"combined", "primal", "dual"}
-        Eigenproblem: for "combined" and "dual" that of ``H K H``; for "primal" that of the covariance of the explicit
-        map, which needs a positive semi-definite K. With "clip" it is always ``H K H``: the other one would differ.
+        Eigenproblem: "combined" and "dual" decompose ``H K H``; "primal" decomposes the covariance of the explicit map,
+        which needs a positive semi-definite K. With on_indefinite="clip", ``H K H`` is always decomposed, because the
+        other result would differ.
 
     Raises
     ------
     NotPSDError
-        The problem matrix is not positive semi-definite; or K is not, with "primal".
+        The problem matrix is not positive semi-definite; for "primal", K is not.
 
     Notes
     -----
-    Ghiasi-Shirazi and Qaraei, eqs. (12)-(25), with ``mu = N lambda``: the dual's a and the primal's u are those with
-    ``b = H a = H u / mu``. Eigenvectors of HKH are orthogonal to the constant only up to rounding, which the mean of K
-    amplifies; b is therefore centred again.
+    Ghiasi-Shirazi and Qaraei, eqs. (12)-(25), with ``mu = N lambda``. The dual solution a and the primal solution u
+    satisfy ``b = H a = H u / mu``. Eigenvectors of HKH are orthogonal to the constant vector only up to rounding, which
+    the mean of K amplifies; b is therefore centred again.
     """
     weighting = weighting or Weighting(np.ones(len(K)))
     if formulation == "primal" and options.on_indefinite != "clip":
@@ -108,7 +114,7 @@ def solve_components_by_eigh(
     del K
     dropped = _find_problem_psd_cutoff(values, means, options, weighting)
     if dropped:
-        total = float(np.maximum(values, 0.0).sum())  # the dropped part has no variance
+        total = float(np.maximum(values, 0.0).sum())  # the dropped negative part has no variance
     values, vectors = values[::-1], vectors[:, ::-1]
     rounding = max(dropped, _CENTRING_ROUNDING * weighting.compute_trace_of_mean(means))
     q = _choose_count(values, total, options, rounding)
@@ -127,13 +133,13 @@ class EigenProblem:
     eigenvalue_sum: float
     """Sum of all eigenvalues."""
     noise: float = 0.0
-    """Error that rounding adds to a product with a vector of length 1."""
+    """Rounding error of a product with a vector of length 1."""
 
 
 def make_dense_problem(K: Array, weighting: Weighting) -> EigenProblem:
     """Return the problem of a Fortran-contiguous Gram matrix (N, N), which is overwritten from its lower triangle."""
     means = center_and_weigh_gram_in_place(K, weighting)
-    # K.T is in C order, and multiplying it from the left takes four fifths of the time of K @ C.
+    # K.T has C order, so multiplying it from the left takes four fifths of the time of K @ C.
     return EigenProblem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
 
 
@@ -142,7 +148,7 @@ def make_product_problem(
 ) -> EigenProblem:
     """Return the problem of a Gram matrix from products with it and its diagonal (N,); the matrix is not changed.
 
-    The means (N,) of its rows are a product, too, unless they are given.
+    The means (N,) of its rows cost another product, unless they are given.
     """
     if means is None:
         means = multiply(weighting.shares[:, np.newaxis])[:, 0]
@@ -151,7 +157,7 @@ def make_product_problem(
     size = weighting.total * abs(float(means @ weighting.shares))
     if weighting.centered:
         total -= weighting.total * float(means @ weighting.shares)
-    # The rounding errors of a sum of N products are random, and so are those of the mean that is subtracted.
+    # The rounding errors of a sum of N products, and of the mean that is subtracted, are random.
     noise = EPS * size / np.sqrt(len(means))
     center, center_transpose = weighting.apply_weighted_centring, weighting.apply_weighted_centring_adjoint
     return EigenProblem(lambda C: center(multiply(center_transpose(C))), means, total, noise)
@@ -205,7 +211,7 @@ def solve_leading_components(
 def _find_problem_psd_cutoff(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
     """Return the threshold of `find_psd_cutoff` for ascending eigenvalues of the problem matrix."""
     lowest, highest, what = float(values[0]), float(values[-1]), _CENTRED_GRAM if weighting.centered else _GRAM
-    # Centring has the rounding errors of the mean it subtracts, which can be far larger than the result.
+    # Centring adds the rounding errors of the subtracted mean, which can be far larger than the result.
     scale = max(highest, weighting.compute_trace_of_mean(means))
     policy = options.on_indefinite
     if policy == "auto":
@@ -215,7 +221,7 @@ def _find_problem_psd_cutoff(values: Array, means: Array, options: ComponentOpti
 
 
 def _choose_count(values: Array, total: float, options: ComponentOptions, rounding: float) -> int:
-    """Return how many of the descending eigenvalues the options request."""
+    """Return the number of descending eigenvalues that the options request."""
     if isinstance(options.n_components, int):
         return min(options.n_components, len(values))
     positive = _count_positive(values, options.dtype, rounding)
@@ -243,7 +249,7 @@ def _make_components(
             b[rows] -= np.outer(weighting.roots[rows], middle)
     lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
     b *= weighting.roots[:, np.newaxis]
-    # Signs of the training scores: they do not change if a row of weight 2 is given twice instead.
+    # The signs are chosen by the training scores, so that a row of weight 2 and a repeated row give the same signs.
     signs = choose_signs(b[:, :kept], np.maximum(weighting.weights, MIN_WEIGHT_SHARE * weighting.weights.max()))
     b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
     if not weighting.centered:
@@ -281,8 +287,8 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
 
     Notes
     -----
-    Solves ``C v = mu v`` with C the second moments less ``sum w`` times those of the mean (paper, eq. 12; in the
-    spectral basis ``L - u u'``). Lanczos finds a few components, soon if the second moments are diagonal.
+    It solves ``C v = mu v``, with C the second moments minus ``sum w`` times the products of the mean (paper, eq. 12;
+    in the spectral basis ``L - u u'``). Lanczos finds a few components; it is fast if the second moments are diagonal.
     """
     mu, V, total = _solve_moments(moments, options, centered)
     mean, kept = moments.mean if centered else np.zeros_like(moments.mean), int((mu > 0).sum())
@@ -322,7 +328,7 @@ def _solve_moments(moments: Moments, options: ComponentOptions, centered: bool) 
 
 
 def compute_moments_of_landmarks(root: Root, weights: Array) -> tuple[Moments, Array]:
-    """Return the moments of the landmarks' features, which have weights (N,), and these features (N, r)."""
+    """Return the moments of the features of the landmarks, with weights (N,), and these features (N, r)."""
     F, total, unit = root.landmark_features(), float(weights.sum()), bool((weights == 1).all())
     equal = unit and bool((root.scales == root.scales[0]).all()) and not root.triangular
     second = root.values * root.scales[0] ** 2 if equal else (F if unit else F * weights[:, np.newaxis]).T @ F
@@ -336,7 +342,7 @@ def _solve_primal(K: Array, options: ComponentOptions, weighting: Weighting) -> 
     del root
     mu, V, total = _solve_moments(moments, options, weighting.centered)
     means, kept = F @ moments.mean, int((mu > 0).sum())
-    # Training scores are eigenvectors; root.weights @ V may have a part besides that the Gram matrix maps to 0.
+    # Training scores are eigenvectors; root.weights @ V may also have a part in the null space of the Gram matrix.
     F -= moments.mean * weighting.centered
     vectors = F @ V
     del F, V

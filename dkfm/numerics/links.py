@@ -1,4 +1,4 @@
-"""Define the links: the last step of a head, from the product of a tile to the output. The registry is closed."""
+"""Define the links, a closed registry: a link is the last step of a head, from the product of a tile to the output."""
 
 from collections.abc import Callable
 
@@ -44,7 +44,8 @@ def _residual(product: Array, diagonal: ComputeDiagonal) -> Array:
 def _centred_residual(product: Array, diagonal: ComputeDiagonal) -> Array:
     """Return the squared distance of z from an affine span through the mean m, clipped at 0.
 
-    The last column of the product is ``2 <phi(z), m> - |m|^2``. It is subtracted, and so are the squares of the others.
+    The last column of the product is ``2 <phi(z), m> - |m|^2``. It and the squares of the other columns are subtracted
+    from k(z, z).
     """
     squares = np.einsum("ij,ij->i", product[:, :-1], product[:, :-1], dtype=np.float64)
     difference: Array = diagonal() - product[:, -1] - squares
@@ -128,7 +129,7 @@ def link_by_name(name: object) -> Link:
 
 
 def needs_diagonal(name: str) -> bool:
-    """Return whether a link needs k(z, z) and returns one squared distance a row."""
+    """Return whether a link needs k(z, z) and returns one squared distance per row."""
     return name in (RESIDUAL, CENTRED_RESIDUAL)
 
 

@@ -1,7 +1,7 @@
-"""Bound the error of a feature map, relative to each pair's own scale ``sqrt(k(x, x) k(z, z))``.
+"""Bound the error of a feature map, relative to the scale ``sqrt(k(x, x) k(z, z))`` of each pair.
 
-For a training row x and any z, ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))``. One E for all of them is
-known at the fit: a sum of what is dropped and of what is rounded. ``docs/explanation/mathematics.md`` has the proof.
+For a training row x and any z, ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))``. The fit computes one E for
+all pairs: the sum of a truncation error and of rounding errors. ``docs/explanation/mathematics.md`` has the proof.
 """
 
 from dataclasses import dataclass
@@ -14,46 +14,49 @@ from dkfm.numerics.model import StoredWeights, iter_weight_panels
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, Root, replace_zero_lengths
 
 DECOMPOSITION_ROUNDING = 16 * EPS
-"""Largest error of ``V L V'`` as a share of the largest eigenvalue: 2 to 13 eps were measured for 60 to 900 rows."""
+"""Largest error of ``V L V'``, relative to the largest eigenvalue; 2 to 13 eps were measured for 60 to 900 rows."""
 
 MIN_KERNEL_ROUNDING = 8 * EPS
-"""Least rounding error of a kernel value, in units of ``sqrt(k(x, x) k(z, z))``, of a product with the weights, and of
-an entry of a Cholesky factor's product, ``R R'``: there about one eps was measured for 60 to 900 pivots."""
+"""Smallest assumed rounding error of a kernel value, in units of ``sqrt(k(x, x) k(z, z))``.
+
+It is also that of a product with the weights, and of an entry of the product ``R R'`` of a Cholesky factor. For the
+latter, about one eps was measured for 60 to 900 pivots.
+"""
 
 _EPS32 = float(np.finfo(np.float32).eps)
 
 _ROWS_IN_CACHE = 32
-"""Rows of weights that are read at a time, so that their temporaries stay in the cache."""
+"""Number of rows of weights that are read at a time, so that temporaries stay in the cache."""
 
 _PROBES = 16
-"""Random vectors that estimate the lengths of coefficients; an estimate is above half the length but once in 10^4."""
+"""Number of random vectors that estimate a length; the estimate is below half the length once in 10^4 cases."""
 
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
-    """What the features leave of training rows x, as shares ``(k(x, x) - |phi(x)|^2) / k(x, x)``."""
+    """Relative residuals of training rows x, ``(k(x, x) - |phi(x)|^2) / k(x, x)``."""
 
     largest_by_rank: Array
-    """Largest share of a row after 0, 1, .. r features, as computed. Shape (r + 1,)."""
+    """Largest computed residual of a row after 0, 1, .. r features. Shape (r + 1,)."""
     lowest: float = 0.0
-    """Smallest share of a row after all features: negative only by rounding, or for an indefinite kernel. Of a root of
-    K itself it is a share of the largest k(x, x)."""
+    """Smallest residual of a row after all features; it is negative only by rounding, or for an indefinite kernel. For
+    a root of K itself, it is relative to the largest k(x, x)."""
     coefficient_norm: float | Array = 1.0
-    """Largest ``|D c| / sqrt k(x, x)`` of a row's coefficients c for the landmarks, of all features; or, of shape
-    (r + 1,), of 0, 1, .. r of them."""
+    """Largest ``|D c| / sqrt k(x, x)``, with c the coefficients of a row x for the landmarks: one number for all
+    features, or an array (r + 1,) for the first 0, 1, .. r features."""
     noise: float = 8 * EPS
-    """Rounding error of the shares, beside that of the features with which they were measured."""
+    """Rounding error of the residuals, besides that of the features from which they were computed."""
     excess: float | None = None
-    """Largest share by which ``|phi(x)|^2`` exceeds k(x, x); by default that of `lowest`."""
+    """Largest relative excess of ``|phi(x)|^2`` over k(x, x); by default minus `lowest`."""
     limits: Array | float = np.inf
-    """Limits of the shares that hold whatever was computed: the next eigenvalues, and their error; 0 if none is left.
-    Shape (r + 1,)."""
+    """Upper limits of the residuals that hold independently of the computed ones: the next eigenvalues plus their
+    error; 0 if none is left. Shape (r + 1,)."""
 
 
 def bound_errors_by_rank(
     residuals: Residuals, root: Root, lengths: Array, kernel_rounding: float, map_rounding: float
 ) -> Array:
-    """Bound the error of pairs with a training row, for each number of features that are kept.
+    """Bound the error of pairs with a training row, for each number of kept features.
 
     Parameters
     ----------
@@ -65,17 +68,17 @@ def bound_errors_by_rank(
         `roots.row_lengths` of the landmarks.
     kernel_rounding, map_rounding : float
         Largest rounding errors eta of a kernel value, in units of ``sqrt(k(x, x) k(z, z))``: in the Gram matrix, and
-        in the map, which may be of float32.
+        in the map, which may be in float32.
 
     Returns
     -------
     ndarray of shape (r + 1,)
-        Bounds E after 0, 1, .. r features, by Theorem 4 of the documents.
+        Bounds E after 0, 1, .. r features, by Theorem 4 of ``docs/explanation/mathematics.md``.
 
     Notes
     -----
-    In the letters of the theorem `own_eta` is eta', `frobenius` f, `norm` w, `stretch` g, `moved` gamma w B, and
-    `limits` l; `measured` is E_1, whose first term is the root of `shares`, and `limited` is E_2.
+    In the notation of the theorem, `own_eta` is eta', `frobenius` f, `norm` w, `stretch` g, `moved` gamma w B, and
+    `limits` l. `measured` is E_1, whose first term is the root of `shares`, and `limited` is E_2.
     """
     if not lengths.any():  # every row is the zero vector
         return np.zeros(len(residuals.largest_by_rank))
@@ -83,7 +86,7 @@ def bound_errors_by_rank(
     own_eta = max(map_rounding, eta)
     squares = np.cumsum(np.append(0.0, _sum_scaled_squares(root, lengths)))
     frobenius = np.sqrt(squares)
-    norm, zeros = frobenius, np.zeros(len(frobenius))  # of pivots, |R^-1| is not that of the last one
+    norm, zeros = frobenius, np.zeros(len(frobenius))  # for pivots, the last pivot does not give |R^-1|
     gamma, moved, stretch = 0.0, zeros, zeros
     if not root.triangular:
         ratio, unit = root.get_scale_ratio_range(lengths)
@@ -95,7 +98,7 @@ def bound_errors_by_rank(
     stretch, moved = stretch + eta * norm * frobenius, moved * B
     shares = np.maximum(residuals.largest_by_rank, 0.0) + residuals.noise + 3 * eta * B + (gamma + eta) * B * B
     measured = np.sqrt(np.minimum(shares, 1.0)) + (1.5 * own_eta * frobenius + moved) * np.sqrt(1 + stretch)
-    # The eigenvalues of A move by the norm of its rounding errors: eta sqrt(N), if their standard deviation is eta / 2.
+    # Eigenvalues of A move by the norm of its rounding errors: eta sqrt(N) if their standard deviation is eta / 2.
     limits = zeros + residuals.limits
     limits = np.where(limits > 0, limits + eta * np.sqrt(len(lengths)), 0.0)
     with np.errstate(divide="ignore"):
@@ -106,15 +109,15 @@ def bound_errors_by_rank(
 
 
 def _bound_coefficients(residuals: Residuals, squares: Array, norm: Array) -> Array:
-    """Bound the coefficients' norm after 0, 1, .. r features; it is known of all of them, and grows with fewer.
+    """Bound the norm of the coefficients after 0, 1, .. r features; it is known after r, and is larger before.
 
-    `squares` are those of the Frobenius norms of ``D W``, (r + 1,), and `norm` bounds of its norms.
+    `squares` (r + 1,) are the squared Frobenius norms of ``D W``, and `norm` (r + 1,) are bounds of its 2-norms.
     """
     known = np.asarray(residuals.coefficient_norm)
     if known.ndim:
         return known
     longer = -residuals.lowest if residuals.excess is None else residuals.excess
-    excess = min(residuals.noise + max(longer, 0.0), 1e300)  # of rows of very unlike scales it may overflow
+    excess = min(residuals.noise + max(longer, 0.0), 1e300)  # it may overflow for rows of very different scales
     left_out = np.sqrt(np.maximum(residuals.largest_by_rank, 0.0) + excess) * np.sqrt(squares[-1] - squares)
     bounds: Array = np.maximum(np.minimum(known + left_out, norm * np.sqrt(1 + excess)), 1.0)
     return bounds
@@ -137,7 +140,7 @@ def _sum_scaled_squares(root: Root, lengths: Array) -> Array:
 def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
     """Bound the residuals of landmarks after 0, 1, .. r eigenvectors; `lengths` (N,) are their `roots.row_lengths`.
 
-    A residual is at most the next eigenvalue. It is also computed from the features of the landmarks, ``K W``.
+    A residual is at most the next eigenvalue. It is also computed from the features ``K W`` of the landmarks.
     """
     least, unit = root.get_scale_ratio_range(lengths)
     top = float(root.values.max(initial=0.0))
@@ -149,7 +152,7 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
     factors = root.scales * (root.scales / replace_zero_lengths(lengths))
     largest, lowest, norm = np.zeros(len(limits)), 0.0, 1.0
     largest[0] = lengths.any()
-    # A projection on eigenvectors lengthens no coefficients; of K itself it moves those of small rows to large ones.
+    # A projection on eigenvectors of A does not lengthen coefficients. One on eigenvectors of K may, for small rows.
     probes = None if root.is_scaled(lengths) else root.weights.T @ (lengths[:, np.newaxis] * make_probes(len(lengths)))
     for rows in row_slices(len(lengths), _ROWS_IN_CACHE):
         shares = root.weights[rows] * root.values
@@ -169,16 +172,16 @@ def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Arra
     """Return the number of columns before the first feature that is smaller than its rounding error in float32.
 
     `values` are the kernel values (s, N) of some training rows, of lengths `row_lengths` (s,), with the landmarks, of
-    `lengths` (N,). Rows count relative to their own length if the root is scaled, else to the largest one. Rounding
-    ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j. The columns that remain
-    have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above ``eps max diag``. A fixed threshold would
-    be some digits too high for one kernel and too low for another.
+    lengths `lengths` (N,). Rows are scaled by their own length if the root is scaled, else by the largest length.
+    Rounding ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j. The remaining
+    columns have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above ``eps max diag``. A fixed
+    threshold would be some digits too high for one kernel and too low for another.
     """
     rows, landmarks = replace_zero_lengths(row_lengths), replace_zero_lengths(lengths)
     if not root.is_scaled(lengths):
         rows, landmarks = np.full_like(rows, rows.max()), np.full_like(landmarks, landmarks.max())
     values = values / rows[:, np.newaxis]
-    # These rows may include no landmark, so each landmark counts with at least its own k(x, x).
+    # The rows may include no landmark, so each landmark counts with at least its own k(x, x).
     squares = np.maximum(np.square(values).mean(axis=0), np.square(lengths * (lengths / landmarks)) / len(lengths))
     noise = _EPS32**2 * (squares @ np.square(root.weights))
     unit, _ = root.get_scale_ratio_range(lengths)
@@ -187,12 +190,12 @@ def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Arra
 
 
 def make_probes(n: int) -> Array:
-    """Return random signs (n, 16) from a fixed seed, whose products with a vector estimate its length."""
+    """Return random signs (n, 16) from a fixed seed; their products with a vector estimate its length."""
     return np.random.default_rng(0).choice([-1.0, 1.0], (n, _PROBES))
 
 
 def estimate_largest_norm(products: Array) -> float:
-    """Estimate the largest length of a vector from the products (n, 16) of n vectors with `make_probes`."""
+    """Estimate the largest length of n vectors from their products (n, 16) with the signs of `make_probes`."""
     return float(np.sqrt(np.square(products).mean(axis=1).max(initial=0.0)))
 
 

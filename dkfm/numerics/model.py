@@ -1,7 +1,8 @@
-"""Define the immutable model that scores rows: a kernel, its landmarks, and heads by name.
+"""Define the immutable model that scores rows: a kernel, its landmarks, and named heads, which compute outputs.
 
 Every linear function of the features is affine in ``k(z, X)``, so a head computes ``k(Z, X) W - b`` and applies a link.
-Unless it has `StoredWeights`, a model refers to no store: it can be pickled and copied, and outlives its location.
+Unless it has `StoredWeights`, a model does not refer to a store: it can be pickled and copied, and stays valid if its
+store is removed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from dkfm.numerics import links
 class StoredWeights(Protocol):
     """Weights W (N, r) that stay in a store and are read by blocks of columns.
 
-    They have the attributes and the indexing of an array that a head uses.
+    They support the attributes and the indexing of arrays that a head uses.
     """
 
     shape: tuple[int, int]
@@ -40,7 +41,7 @@ class StoredWeights(Protocol):
 
 
 def predict_row_seconds(kernel: Kernel, n: int, d: int, width: int, itemsize: int = 8) -> float:
-    """Predict the seconds of one thread to score one row of d columns: its values with n landmarks, times weights."""
+    """Predict the seconds of one thread to score one row of d columns: n kernel values and a product with weights."""
     value_seconds = budget.VALUE_SECONDS + kernel.estimate_extra_value_seconds(d)
     return budget.score_row_seconds(n, d, width, itemsize, value_seconds)
 
@@ -48,7 +49,7 @@ def predict_row_seconds(kernel: Kernel, n: int, d: int, width: int, itemsize: in
 def iter_weight_panels(weights: Array, column_stop: int, triangular: bool) -> Iterator[tuple[slice, Array]]:
     """Yield pairs of a slice of the columns before `column_stop`, and the weights (rows, columns) in it.
 
-    Weights on disk are read a few columns at a time; if they are triangular, without the rows that are zero.
+    Weights on disk are read a few columns at a time. For triangular weights, rows that are zero are left out.
     """
     if not isinstance(weights, StoredWeights):
         return iter([(slice(0, column_stop), weights[:, :column_stop])] if column_stop else [])
@@ -66,10 +67,11 @@ class Head:
     offset: Array | None = None
     """b; zero by default. Shape (r,)."""
     sqrt_eigenvalues: Array | None = None
-    """s, for a symmetric root that is kept as factors: with ``W = V L^(-1/2)`` and ``s = L^(1/2)`` the output is
-    ``((k(Z, X) W) s) W'``, which is ``K^(-1/2) k(X, z)`` without rounding ``K^(-1/2)`` itself. Shape (r,)."""
+    """s, for a symmetric root that is kept as factors. With ``W = V L^(-1/2)`` and ``s = L^(1/2)`` the output is
+    ``((k(Z, X) W) s) W'``. It equals ``K^(-1/2) k(X, z)``, without the rounding errors of an explicit ``K^(-1/2)``.
+    Shape (r,)."""
     link: str = links.IDENTITY
-    """Name of the last step, from `dkfm.numerics.links`."""
+    """Name of the link, from `dkfm.numerics.links`."""
     triangular: bool = False
     """Whether W is square and upper triangular, so that a triangular product can be used."""
     n_leading_columns: int | None = None
@@ -105,11 +107,11 @@ class Model:
     heads: Mapping[str, Head]
     """Outputs by name."""
     shift: Array | None = None
-    """Vector that is subtracted from each row before it is rounded to float32; `landmarks` have it subtracted already.
-    Shape (d,)."""
+    """Vector that is subtracted from each row before the row is rounded to float32. It is already subtracted from
+    `landmarks`. Shape (d,)."""
 
     def head(self, name: str) -> Head:
-        """Return a head by name; raise an error that lists the heads if there is none of that name."""
+        """Return a head by name; if there is no such head, raise an error that lists all heads."""
         if name not in self.heads:
             hint = " Give several as a list." if "," in name else ""
             raise InvalidInputError(f"This model has no output {name!r}; it has {', '.join(self.heads)}.{hint}")
@@ -134,9 +136,9 @@ class Model:
 
     @cached_property
     def _exact_shift_in_model_dtype(self) -> Array | None:
-        """`shift` in the model's dtype; None if that would change one of its values.
+        """`shift` in the model's dtype; None if the conversion would change a value.
 
-        Rows of this dtype are rounded once if this is subtracted, and twice with the float64 `shift`.
+        If it is subtracted from rows of the model's dtype, they are rounded once; with the float64 `shift`, twice.
         """
         with np.errstate(over="ignore"):
             narrow: Array = np.asarray(self.shift, self.dtype)
@@ -148,7 +150,7 @@ class Model:
 
     @property
     def landmark_copies(self) -> int:
-        """Number of arrays as large as the landmarks that the prepared kernel keeps, with those in float64."""
+        """Number of arrays as large as the landmarks that the prepared kernel keeps, including float64 copies."""
         copies = self.kernel.landmark_copies
         may_need_float64 = self.dtype == np.float32 and needs_float64_block(self.kernel)
         return copies + 2 * (1 + copies) if may_need_float64 else copies
@@ -162,7 +164,7 @@ class Model:
 
     @property
     def total_nbytes(self) -> int:
-        """Bytes of all arrays in a store, those that stay in one included."""
+        """Bytes of all arrays, including those that stay in a store."""
         return self.nbytes + self.dtype.itemsize * self.n_stored_head_elements
 
     @property
@@ -183,7 +185,7 @@ class Model:
     def n_features_in(self) -> int:
         """Number of columns of the rows that the model scores.
 
-        It is that of the landmarks, except for a precomputed kernel, whose landmarks are numbers of columns.
+        It equals that of the landmarks, except for a precomputed kernel, whose landmarks are numbers of columns.
         """
         if isinstance(self.kernel, Precomputed) and self.kernel.columns is not None:
             return self.kernel.columns

@@ -1,8 +1,8 @@
-"""Compute pivoted Cholesky factors: rank-revealing, nested, with an error bound before any point is mapped.
+"""Compute pivoted Cholesky factors, which are rank-revealing and nested, and bound the error of their feature map.
 
-The matrix that is factored is ``A = D^-1 K D^-1``, of diagonal 1 (0 for rows that are the zero vector). Pivots are
-chosen until no diagonal entry of ``A - L L'`` exceeds a threshold, which bounds the residual of every training row as a
-share of its own k(x, x). If the Gram matrix is in memory, LAPACK factors it. Otherwise the factor grows column by
+The factored matrix is ``A = D^-1 K D^-1``, with diagonal entries of 1 (0 for rows that are the zero vector). Pivots are
+chosen until no diagonal entry of ``A - L L'`` exceeds a threshold, which bounds the residual of every training row
+relative to its k(x, x). If the Gram matrix is in memory, LAPACK factors it. Otherwise the factor grows column by
 column, and only the columns of the pivots are computed.
 """
 
@@ -29,13 +29,13 @@ from dkfm.numerics.roots import (
 )
 
 _TOL_SHARE = 0.9
-"""Share of a tolerance that dropped residuals may take; the rest is left for rounding."""
+"""Share of a tolerance that is left to dropped residuals; the rest is reserved for rounding."""
 
 _COEFFICIENT_ROUNDING = 1500 * EPS
-"""Part of a squared tolerance that is left for the rounding of coefficients, ``8 eps B^2`` with B about 13."""
+"""Part of a squared tolerance that is reserved for the rounding of coefficients, ``8 eps B^2`` with B about 13."""
 
 RESIDUAL_ROUNDING = 8 * EPS
-"""Rounding error of a residual, as a share of k(x, x), that is computed from the factor."""
+"""Rounding error of a residual that is computed from the factor, relative to k(x, x)."""
 
 BLOCK_COLUMNS = 256
 """Number of columns by which the memory of a factor grows."""
@@ -60,8 +60,8 @@ class Pivots:
 def pivot_threshold(tol: float | None) -> float:
     """Return the threshold that a diagonal entry of A must exceed to be a pivot.
 
-    It is the larger of ``64 eps`` and ``tol^2``, which is first reduced by what rounding adds to the error bound. With
-    ``4 eps``, 500 points that were given twice had a rank of 590 and negative residuals.
+    It is the larger of ``64 eps`` and of ``tol^2`` reduced by the part of the error bound that rounding takes. A
+    threshold of ``4 eps`` would be too small: 500 points given twice then had a rank of 590 and negative residuals.
     """
     return max(ROUNDING_SHARE, 0.0 if tol is None else (_TOL_SHARE * tol) ** 2 - _COEFFICIENT_ROUNDING)
 
@@ -96,8 +96,8 @@ def factor_gram(K: Array, tol: float | None = None, limit: int | None = None) ->
 
     Notes
     -----
-    LAPACK ``dpstrf`` subtracts from the diagonal step by step, so that accumulated rounding can pass for a pivot.
-    Therefore each pivot is computed again as ``A_pp - |R_p|^2``, and the first below the threshold ends the factor.
+    LAPACK ``dpstrf`` subtracts from the diagonal step by step, so accumulated rounding can be mistaken for a pivot.
+    Therefore each pivot is computed again as ``A_pp - |R_p|^2``, and the first one below the threshold ends the factor.
     """
     lengths, threshold = row_lengths(K.diagonal()), pivot_threshold(tol)
     scale_gram_in_place(K, lengths)
@@ -127,7 +127,7 @@ def factor_columns(
     choose: ChoosePivot = choose_largest,
     should_continue: Callable[[int, Array], bool] = lambda count, remaining: True,
 ) -> Pivots | None:
-    """Factor a Gram matrix from the columns of its pivots alone: N r values in memory, 2 N r^2 operations.
+    """Factor a Gram matrix from the columns of its pivots only, with N r values in memory and 2 N r^2 operations.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def factor_columns(
         Function that chooses the next pivot; by default the row of the largest residual, as in `factor_gram`.
     should_continue : callable
         Function that is called before every 256 columns, with the number of pivots so far and the largest residual
-        after 0, 1, .. pivots. It returns whether to go on, and may raise.
+        after 0, 1, .. pivots. It returns whether to continue, and may raise.
 
     Returns
     -------
@@ -167,7 +167,7 @@ def factor_columns(
         parts = [block[:, pivot] for block in filled]
         value = float(diagonal[pivot] - sum(part @ part for part in parts))
         if value <= threshold:
-            rejected.append(pivot)  # permanently: two ways to sum the same squares may disagree
+            rejected.append(pivot)  # permanently, because two ways to sum the same squares may differ
             residuals[pivot] = 0.0
             continue
         row_in_block = len(numbers) % BLOCK_COLUMNS
@@ -181,7 +181,7 @@ def factor_columns(
         for part, block in zip(parts, filled, strict=True):
             column_of_factor -= part @ block
         column_of_factor /= np.sqrt(value)
-        column_of_factor[numbers] = 0.0  # exact: earlier pivots have no residual
+        column_of_factor[numbers] = 0.0  # earlier pivots have residual 0 in exact arithmetic
         column_of_factor[pivot] = np.sqrt(value)
         blocks[-1][row_in_block] = column_of_factor
         residuals -= np.square(column_of_factor, out=column_of_factor)
@@ -195,16 +195,16 @@ def factor_columns(
 
 
 def _trim_blocks(blocks: list[Array], rank: int) -> list[Array]:
-    """Return the blocks of rows of the transposed factor without the rows from number `rank` on, which are not set."""
+    """Return the blocks of rows of the transposed factor up to row `rank`; later rows are not set."""
     return [block[: rank - i * BLOCK_COLUMNS] for i, block in enumerate(blocks)]
 
 
 def _make_pivots_of_columns(
     blocks: list[Array], numbers: list[int], values: Array, lengths: Array, residuals: Array, remaining: Array
 ) -> Pivots:
-    """Return the pivots with their root from blocks of rows of the transposed factor (r, N).
+    """Return the pivots with their root, from blocks of rows of the transposed factor (r, N).
 
-    `residuals` (N,) are those of all rows; the other arguments are those of `_make_pivots`.
+    `residuals` (N,) are those of all rows, including pivots; the other arguments are those of `_make_pivots`.
     """
     pivots = np.array(numbers, dtype=np.intp)
     residuals = np.delete(residuals, pivots)
@@ -244,8 +244,8 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
     Raises
     ------
     NotPSDError
-        The features of a row are longer than the row, or the residuals of two rows are more similar than their lengths
-        allow.
+        The features of a row are longer than the row, or the residual of a pair of rows exceeds the product of their
+        residual lengths.
     """
     rest = K - features @ features.T
     share = EIGENVECTOR_ERROR_SHARE
@@ -254,7 +254,7 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
     # The relative error of a feature is about ``eps top / value``.
     top = float(root.values.max(initial=0.0))
     rounding = share + 16 * EPS * top * (np.square(features) @ (1 / root.values))
-    # The residual of a row that the features explain in full is rounding instead of 0.
+    # The computed residual of a row in the span of the pivots is a rounding error instead of 0.
     lengths = np.sqrt(np.maximum(rest.diagonal(), 0.0) + rounding)
     excess = np.abs(rest) - np.outer(lengths, lengths)
     i, j = np.unravel_index(int(excess.argmax()), excess.shape)
@@ -308,14 +308,14 @@ def _make_pivots(
     remaining : ndarray of shape (r + 1,)
         Largest residual of any row after 0, 1, .. r pivots.
     project : callable
-        Function that multiplies the features of rows that are no pivots by a matrix (r, p).
+        Function that multiplies the features of the rows that are not pivots by a matrix (r, p).
     """
     inverse, _ = lapack.dtrtri(R, lower=1, overwrite_c=1) if len(R) else (R, 0)
     scales = lengths[numbers]
     norm = 1.0
     if len(R) and len(residuals):
         norm = max(1.0, estimate_largest_norm(np.asarray(project(inverse @ make_probes(len(R))))))
-    # The residual of a row that the features explain in full is rounding instead of 0; that of a pivot is 0.
+    # The residual of a row in the span of the pivots is a rounding error instead of 0; that of a pivot is 0.
     limits = np.append(np.full(len(values), np.inf), np.inf if len(residuals) else 0.0)
     shares = Residuals(
         np.maximum(remaining, 0.0), float(residuals.min(initial=0.0)), norm, RESIDUAL_ROUNDING, limits=limits
@@ -328,7 +328,7 @@ def _make_pivots(
 
 
 def forecast_rank(largest_residuals: Array, threshold: float, n: int) -> int:
-    """Forecast the rank: assume that the residual continues to fall at the rate from r / 2 to r pivots.
+    """Forecast the rank, assuming that the residual continues to fall at its rate from r / 2 to r pivots.
 
     >>> forecast_rank(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
     6

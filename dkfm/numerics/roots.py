@@ -1,12 +1,12 @@
-"""Compute an inverse square root of a Gram matrix: it defines a feature map in any basis and precision.
+"""Compute an inverse square root of a Gram matrix, which defines a feature map in any basis and precision.
 
 Every W with ``K W W' K = K`` gives the same inner products of the features ``k_z' W``. The columns of the spectral and
-of the Cholesky root are nested: the first r of them define the map of rank r.
+of the Cholesky root are nested: the first r columns define the map of rank r.
 
-Rounding is relative to the largest entry of the matrix that is decomposed. So that rows of small ``k(x, x)`` keep their
-digits, K is scaled to a unit diagonal first: ``A = D^-1 K D^-1`` with ``D = diag(sqrt k(x_n, x_n))``, and a root of A
-becomes one of K by ``W = D^-1 W_A``. The error is then of order ``eps`` times the condition of A (Demmel, "On floating
-point errors in Cholesky", 1989).
+Rounding errors are relative to the largest entry of the decomposed matrix. To preserve the digits of rows with small
+``k(x, x)``, K is first scaled to a unit diagonal, ``A = D^-1 K D^-1`` with ``D = diag(sqrt k(x_n, x_n))``. A root W_A
+of A gives the root ``W = D^-1 W_A`` of K. The error is then of order ``eps`` times the condition number of A (Demmel,
+"On floating point errors in Cholesky", 1989).
 """
 
 from collections.abc import Mapping
@@ -22,47 +22,48 @@ from dkfm.numerics.eigensolvers.dense import add_spare_row, eigh_without_spare_r
 from dkfm.numerics.model import Head, iter_weight_panels
 
 BASES = ("symmetric", "spectral", "cholesky")
-"""Roots of a Gram matrix, whose features have the same inner products."""
+"""Names of the bases of a feature map; features have the same inner products in each."""
 
 EPS = float(np.finfo(np.float64).eps)
 """Rounding unit of float64."""
 
 ROUNDING_SHARE = 64 * EPS
-"""Share of the largest eigenvalue or diagonal entry below which values may be rounding, of the kernel or of LAPACK."""
+"""Share of the largest eigenvalue or diagonal entry below which values may be rounding errors of kernel or LAPACK."""
 
 EIGENVECTOR_ERROR_SHARE = 1e-4
-"""Error, as a share of the largest value, that the last eigenvectors may make between two other points."""
+"""Error of pairs of other points that the last eigenvectors may cause, relative to the largest value."""
 
 _WELL_CONDITIONED = 2000.0
-"""Condition number up to which ``K^(-1/2)`` is explicit: its error, ``eps sqrt(condition)``, is then below 1e-14."""
+"""Condition number up to which ``K^(-1/2)`` is formed; its error, ``eps sqrt(condition)``, is then below 1e-14."""
 
 _MAX_ROTATED_CONDITION = 1e8
 """Condition number of the scaled matrix up to which a rotation of its root loses fewer digits than K itself."""
 
 _EQUAL_SCALES = 1e-2
-"""Ratio of the smallest to the largest length of a row above which scaling would gain less than four digits of k."""
+"""Ratio of the smallest to the largest row length above which scaling would gain less than four digits of k."""
 
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """A root W of the pseudo-inverse of a Gram matrix, ``K W W' K = K``; its columns explain less and less of K."""
+    """A root W of the pseudo-inverse of a Gram matrix, ``K W W' K = K``; leading columns explain the most of K."""
 
     weights: Array
-    """W, from the scaled matrix ``A = D^-1 K D^-1``: ``D^-1 V L^(-1/2)`` of its eigenvectors V and eigenvalues L, or
-    ``D^-1 R'^(-1)``, where R is the Cholesky factor of A between the pivots. Shape (N, r)."""
+    """W, from the scaled matrix ``A = D^-1 K D^-1``: ``D^-1 V L^(-1/2)`` with the eigenvectors V and eigenvalues L of
+    A, or ``D^-1 R'^(-1)`` with R the Cholesky factor of A restricted to the pivots. Shape (N, r)."""
     values: Array
-    """The eigenvalues, or the pivots: the diagonal entry that each had when it was chosen. Shape (r,)."""
+    """The eigenvalues, or the diagonal entry of each pivot when it was chosen. Shape (r,)."""
     dropped_values: Array
-    """Values that were treated as zero: the other eigenvalues, or the residuals of the rows that are no pivots."""
+    """Values that were treated as zero: the other eigenvalues, or the residuals of the rows that are not pivots."""
     scales: Array
-    """Diagonal of D: ``sqrt k(x_n, x_n)``, or ones if K itself was decomposed. W is 0 where it is 0. Shape (N,)."""
+    """Diagonal of D: ``sqrt k(x_n, x_n)``, or ones if K itself was decomposed. Rows of W are 0 where it is 0. Shape
+    (N,)."""
     triangular: bool = False
-    """Whether the root is that of pivots, and W upper triangular."""
+    """Whether the root is one of pivots, so that W is upper triangular."""
     rotation: Array | None = None
-    """Matrix O with orthonormal rows for which ``W O = K^(-1/2)``; None if that is not to be formed. Shape (r, N)."""
+    """Matrix O with orthonormal rows for which ``W O = K^(-1/2)``; None if ``K^(-1/2)`` is not formed. Shape (r, N)."""
 
     def truncate(self, r: int) -> "Root":
-        """Return the root of rank r: the first r columns, and for pivots also only the first r rows."""
+        """Return the root of rank r: the first r columns, and for pivots only the first r rows of these."""
         rows = r if self.triangular else len(self.weights)
         dropped = np.concatenate([self.values[r:], self.dropped_values])
         weights = np.ascontiguousarray(self.weights[:rows, :r])
@@ -75,7 +76,7 @@ class Root:
             from scipy.linalg import solve_triangular
 
             return solve_triangular(self.weights, np.eye(len(self.weights)), trans="T", lower=False)
-        # D twice, because its square may overflow or underflow where the product does not.
+        # Multiply by D twice, because D^2 may overflow or underflow where the product does not.
         lengths = self.scales[:, np.newaxis]
         features = lengths * self.weights
         features *= lengths
@@ -83,7 +84,7 @@ class Root:
         return features
 
     def is_scaled(self, lengths: Array) -> bool:
-        """Return whether the root is one of the matrix scaled by these lengths (N,), up to one factor of all."""
+        """Return whether the root is one of the matrix scaled by these lengths (N,), up to a common factor."""
         smallest, largest = self.get_scale_ratio_range(lengths)
         return largest <= 2 * smallest
 
@@ -95,12 +96,12 @@ class Root:
 
 
 def row_lengths(diagonal: Array) -> Array:
-    """Return ``sqrt |k(x, x)|``, the lengths of rows in feature space, (N,), of their k(x, x)."""
+    """Return ``sqrt |k(x, x)|``, the lengths of rows in feature space, (N,), from their k(x, x)."""
     return np.sqrt(np.abs(diagonal))
 
 
 def replace_zero_lengths(lengths: Array) -> Array:
-    """Return lengths (N,) with those of 0 replaced by the largest, or by 1, so that rows can be divided by them."""
+    """Return lengths (N,) with zeros replaced by the largest length, or by 1, so that rows can be divided by them."""
     largest = float(lengths.max(initial=0.0))
     return np.where(lengths > 0, lengths, largest if largest > 0 else 1.0)
 
@@ -108,15 +109,15 @@ def replace_zero_lengths(lengths: Array) -> Array:
 def scale_gram_in_place(K: Array, lengths: Array) -> None:
     """Replace the lower triangle of K by that of ``D^-1 K D^-1``; the diagonal becomes exactly 1, 0 or -1.
 
-    `lengths` (N,) are those of `row_lengths`. A row of length 0 is divided by the largest length instead: if it is not
-    zero, K is not positive semi-definite, and the eigenvalues of the scaled matrix show it.
+    `lengths` (N,) are those of `row_lengths`. A row of length 0 is divided by the largest length instead. If it has
+    nonzero entries, K is not positive semi-definite, and the scaled matrix has a negative eigenvalue.
     """
     divisors = replace_zero_lengths(lengths)
     if (divisors == 1.0).all():
         return
     signs = np.sign(K.diagonal())
     for columns in row_slices(len(K), 256):
-        # Two divisions, because the product of two lengths may overflow.
+        # Divide twice, because the product of two lengths may overflow.
         block = K[columns.start :, columns]
         block /= divisors[columns.start :, np.newaxis]
         block /= divisors[columns]
@@ -154,9 +155,10 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
     Notes
     -----
     symmetric: ``K^(-1/2) k_z`` (Ghiasi-Shirazi and Qaraei, eq. 4), N columns; spectral: ``L^(-1/2) V' D^-1 k_z``, r
-    columns; cholesky: ``R^(-1) D^-1 k_z``, r columns. All have the same inner products. Centred, they are the paper's
-    psi, ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is explicit if that loses no
-    digits and takes no more work than its factors. Residuals are those of uncentred features, and never use that root.
+    columns; cholesky: ``R^(-1) D^-1 k_z``, r columns. All have the same inner products. Centred features are the
+    paper's psi, ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is formed explicitly
+    if it loses no digits and takes no more work than its factors. Residuals are those of uncentred features, and never
+    use the explicit root.
     """
     W, n, residual = root.weights, root.weights.shape[0], make_residual_head(root)
     if basis == "symmetric" and root.rotation is not None:
@@ -173,7 +175,7 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
 
 
 def _multiply_by_weights(values: Array, W: Array, triangular: bool) -> Array:
-    """Return the product (r,) of some values (N,) and weights, which may be in a store."""
+    """Return the product (r,) of values (N,) and weights, which may be in a store."""
     product = np.zeros(W.shape[1])
     for columns, panel in iter_weight_panels(W, W.shape[1], triangular):
         product[columns] = values[: len(panel)] @ panel
@@ -183,10 +185,11 @@ def _multiply_by_weights(values: Array, W: Array, triangular: bool) -> Array:
 def make_residual_head(root: Root) -> Head:
     """Return the head of residuals.
 
-    The length of an eigenvector in the metric of K is 1 up to ``eps lambda_max / lambda``, which is a quarter at
-    ``4 eps lambda_max``: for a point far from the others, this gave residuals of -6e-10. Eigenvectors below ``64 eps``
-    of the scale are therefore left out, and a residual grows by at most what they explain. The scale is the largest
-    eigenvalue, or, for a clipped kernel, the size of the most negative one if that is larger.
+    The length of an eigenvector in the metric of K is 1 up to an error of ``eps lambda_max / lambda``, which is a
+    quarter for ``lambda = 4 eps lambda_max``. For a point far from the others, this gave residuals of -6e-10.
+    Eigenvectors with eigenvalues below ``64 eps`` times the scale are therefore left out, and a residual grows by at
+    most the part that they explain. The scale is the largest eigenvalue, or for a clipped kernel the magnitude of the
+    most negative one if that is larger.
     """
     values = root.values
     scale = max(float(values.max(initial=0.0)), -float(root.dropped_values.min(initial=0.0)))
@@ -214,7 +217,7 @@ _NOTE_FOR_MAP = "`certificate_` says how far the features are from the kernel"
 
 
 def is_indefinite(lowest: float, scale: float, n: int) -> bool:
-    """Return whether the lowest of n eigenvalues of a matrix of this scale is more negative than rounding explains."""
+    """Return whether the smallest of n eigenvalues of a matrix of a scale is more negative than rounding explains."""
     return lowest < -max(1000, n) * EPS * scale
 
 
@@ -228,13 +231,13 @@ def find_psd_cutoff(
     lowest, highest : float
         Smallest and largest eigenvalue.
     scale : float
-        Scale of the rounding: the largest eigenvalue, or more if the matrix is a difference of larger ones.
+        Scale of rounding errors: the largest eigenvalue, or more if the matrix is a difference of larger matrices.
     n : int
         Number of eigenvalues.
     on_indefinite : {"raise", "clip"}
         Whether to raise an error or to drop the negative part.
     what, note : str
-        Name of the matrix in messages, and what the warning says of the certificate.
+        Name of the matrix in messages, and the clause of the warning about the certificate.
 
     Returns
     -------
@@ -266,7 +269,7 @@ def choose_signs(vectors: Array, row_scale: Array | float = 1.0) -> Array:
     signs = np.ones(vectors.shape[1])
     for j, column in enumerate(vectors.T):
         magnitudes = np.abs(column) / row_scale
-        # Rounding may change which entry is the largest, but not which is the first of nearly that size.
+        # Rounding may change which entry is the largest, but not which entry of nearly that size is the first.
         if column[int(np.argmax(magnitudes >= (1 - 1e-6) * magnitudes.max()))] < 0:
             signs[j] = -1.0
     return signs
@@ -281,7 +284,7 @@ def inverse_root(
 ) -> Root:
     """Return the spectral root ``W = V L^(-1/2)`` of a Gram matrix, from its eigenvalues above the cutoff.
 
-    The symmetric root ``K^(-1/2) = W V'`` is W with a rotation, see `add_rotation`.
+    The symmetric root ``K^(-1/2) = W V'`` is W with a rotation; see `add_rotation`.
 
     Parameters
     ----------
@@ -299,13 +302,13 @@ def inverse_root(
     Raises
     ------
     NotPSDError
-        The kernel is not positive semi-definite; the message has both ends of the spectrum.
+        The kernel is not positive semi-definite; the message has the smallest and the largest eigenvalue.
     """
     n = len(K)
     if scales is not None:
         scale_gram_in_place(K, scales)
     bordered = add_spare_row(K)
-    del K  # before LAPACK takes its workspace
+    del K  # so that it can be freed before LAPACK allocates its workspace
     values, vectors = eigh_without_spare_row(bordered)
     del bordered
     lowest, highest = float(values[0]), float(values[-1])
@@ -325,11 +328,11 @@ def inverse_root(
 
 
 def choose_rank_for_rotation(K: Array, scales: Array) -> int:
-    """Return the rank of a root of the scaled matrix whose rotation is ``K^(-1/2)``; 0 if K itself serves better.
+    """Return the rank of a root of the scaled matrix that, rotated, is ``K^(-1/2)``; 0 to decompose K itself instead.
 
-    The rotation serves if the rows differ in scale, so that K itself would lose digits of the small ones, and the
-    pivots of the scaled matrix are above ``N / 1e8`` or rounding: no condition number exceeds about 1e8. K (N, N) is
-    not changed; only its lower triangle is read. `scales` (N,) are its `row_lengths`.
+    The rotation is used if the rows differ in scale, so that decomposing K would lose digits of small rows, and if
+    the pivots of the scaled matrix are either above ``N / 1e8`` or rounding errors, so that its condition number is at
+    most about 1e8. K (N, N) is not changed; only its lower triangle is read. `scales` (N,) are its `row_lengths`.
     """
     from scipy.linalg import lapack
 
@@ -342,10 +345,10 @@ def choose_rank_for_rotation(K: Array, scales: Array) -> int:
 
 
 def add_rotation(root: Root) -> Root:
-    """Return a root with the rotation that makes it ``K^(-1/2)``, of the pseudo-inverse if the rank is below N.
+    """Return a root with the rotation that makes it ``K^(-1/2)``; if the rank is below N, of the pseudo-inverse.
 
-    With ``F = K W = P S Q'`` (singular values) there is ``K = F F'``, and ``K^(-1/2) = P S^-1 P' = W (Q P')``. An
-    orthogonal factor keeps errors of each pair's own scale.
+    Let ``F = K W = P S Q'`` be a singular value decomposition. Then ``K = F F'``, and
+    ``K^(-1/2) = P S^-1 P' = W (Q P')``. The orthogonal factor keeps errors relative to the scale of each pair.
     """
     from scipy.linalg import svd
 
@@ -354,7 +357,7 @@ def add_rotation(root: Root) -> Root:
 
 
 def _warn_of_dropped_eigenvalues(dropped: Array, threshold: float, lowest: float, highest: float, what: str) -> None:
-    """Warn if eigenvalues above a threshold of rounding were dropped: the most negative one is as large as they are."""
+    """Warn if eigenvalues above the rounding threshold were dropped because the most negative one is as large."""
     n_above = int((dropped > threshold).sum())
     if n_above:
         warn_caller(

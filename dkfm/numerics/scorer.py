@@ -1,9 +1,9 @@
 """Score rows with a model, a tile of rows at a time.
 
-Each output is a link of ``k(Z, X) W - b``. The kernel values of a tile go into a buffer that the next tile uses again,
-and one product for each W goes from there to the output, so that no temporary grows with the number of rows. Two
+Each output is a link of ``k(Z, X) W - b``. The kernel values of a tile are written to a buffer that the next tile
+reuses. One product for each W goes from the buffer to the output, so no temporary grows with the number of rows. Two
 tilings of the same rows differ by rounding, at most ``64 eps (sum (|k| + s) |W| + |b|)`` with
-``s = sqrt(k(x, x) k(z, z))``; the same tiling on the same threads gives the same bits.
+``s = sqrt(k(x, x) k(z, z))``. The same tiling on the same threads gives bitwise equal results.
 """
 
 from collections import deque
@@ -29,16 +29,16 @@ from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, triangular
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model with prepared landmarks; it is immutable, and the threads of a process share it."""
+    """A model with prepared landmarks. It is immutable, so the threads of a process can share it."""
 
     model: Model
     evaluator: Evaluator
     threads: int = 1
-    """Number of tiles that are scored at the same time; more than one pays if BLAS has one thread."""
+    """Number of tiles that are scored at the same time; more than one is useful if BLAS has one thread."""
 
     @property
     def may_call_scipy_blas(self) -> bool:
-        """Whether scoring may call SciPy's BLAS: for triangular or stored weights, or in a function of the user."""
+        """Whether scoring may call SciPy's BLAS, for triangular or stored weights or in a user function."""
         heads = self.model.heads.values()
         return not is_code_free(self.model.kernel) or any(
             head.triangular or isinstance(head.weights, StoredWeights) for head in heads
@@ -64,7 +64,7 @@ class Scorer:
         Z : ndarray or csr_array of shape (n, d)
             Finite rows, in float64 or in the model's dtype.
         rows : int, optional
-            Rows of a tile; by default `choose_tile_rows`, or all rows if weights are in a store, to read them once.
+            Rows of a tile. The default is `choose_tile_rows`, or all rows if weights in a store are to be read once.
         diagonal : ndarray of shape (n,), optional
             k(z, z) of the rows, for a kernel that cannot compute it.
 
@@ -87,7 +87,7 @@ class Scorer:
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
-                deque(tiles, maxlen=0)  # after an error no thread begins another tile
+                deque(tiles, maxlen=0)  # after an error, no thread starts another tile
             for future in futures:
                 future.result()
         return out
@@ -101,24 +101,24 @@ class Scorer:
         diagonal: Array | None,
         rows: int,
     ) -> None:
-        """Fill the outputs of tiles, of at most `rows` rows, until none is left; threads share the iterator."""
+        """Fill the outputs of tiles of at most `rows` rows until none is left; threads share the iterator."""
         with (
-            np.errstate(over="ignore", invalid="ignore"),  # `compute_finite_scores` raises an error for them
+            np.errstate(over="ignore", invalid="ignore"),  # `compute_finite_scores` raises an error for overflow
             _value_buffer.borrow(rows, self.model.landmarks.shape[0], self.model.dtype) as buffer,
         ):
             for tile in tiles:
                 values = self.kernel_values(Z[tile], buffer[: tile.stop - tile.start])
-                tile_diagonal = partial(self._diagonal, Z, tile, diagonal)  # costs little beside N values a row
+                tile_diagonal = partial(self._diagonal, Z, tile, diagonal)  # cheap compared with N values per row
                 for group in _group_by_weights(heads):
                     _fill_head_outputs(values, [(heads[name], out[name][tile]) for name in group], tile_diagonal)
-                del values  # if it is not the buffer, free it before the next one is allocated
+                del values  # if this is not the buffer, free it before the next block is allocated
 
     def count_tiles(self, name: str, n: int) -> int:
         """Return the number of tiles in which `score_heads` computes a head for n rows."""
         return count_tiles(n, self._tile_rows([self.model.head(name)], n)) if n else 0
 
     def count_multiplications(self, name: str, n: int) -> int:
-        """Return about how many multiplications the matrix products of a head need for n dense rows."""
+        """Return the approximate number of multiplications of the matrix products of a head for n dense rows."""
         head, (n_landmarks, d) = self.model.head(name), self.model.landmarks.shape
         products = 1 if head.sqrt_eigenvalues is None else 2
         return int(n * n_landmarks * (d + products * head.n_columns))
@@ -128,7 +128,7 @@ class Scorer:
         return self.evaluator(self.model.prepare_rows(Z), out)
 
     def apply_weights(self, name: str, values: Array) -> Array:
-        """Return ``K W``, or ``K W s W'`` if the head has s, of kernel values K (n, N), without its offset and link."""
+        """Return ``K W``, or ``K W s W'`` if the head has s, for kernel values K (n, N), without offset and link."""
         head = replace(self.model.head(name), offset=None, link=links.IDENTITY)
         out = np.empty((len(values), head.width), self.model.dtype)
         _fill_head_outputs(values.astype(self.model.dtype, copy=False), [(head, out)], _raise_no_diagonal)
@@ -147,12 +147,12 @@ class Scorer:
 
 
 def prepare_scorer(model: Model) -> Scorer:
-    """Return a scorer of a model, whose landmarks are prepared once for all rows."""
+    """Return a scorer of a model; the landmarks are prepared once for all rows."""
     return Scorer(model, model.kernel.make_evaluator(model.landmarks))
 
 
 def prepare_compact_scorer(model: Model) -> Scorer:
-    """Return a scorer of a model without its idle landmarks, for jobs that only compute scores."""
+    """Return a scorer of a model without landmarks of zero weight, for jobs that only compute scores."""
     return prepare_scorer(drop_idle_landmarks(model))
 
 
@@ -169,14 +169,14 @@ def drop_idle_landmarks(model: Model) -> Model:
         used |= weights.any(axis=1)
     used[0] |= not used.any()  # a model needs at least one landmark
     if 4 * int(used.sum()) > 3 * len(used):
-        return model  # a copy of the others would save too little
+        return model  # a copy of the other landmarks would save too little
     kept = {id(head.weights): head.weights[used] for head in heads.values()}
     fewer = {name: replace(head, weights=kept[id(head.weights)]) for name, head in heads.items()}
     return replace(model, landmarks=model.landmarks[np.flatnonzero(used)], heads=fewer)
 
 
 def _equal_tile_rows(n: int, rows: int) -> int:
-    """Return the rows of a tile if n rows are split into equal tiles, as few as with at most `rows` rows each."""
+    """Return the rows of a tile if n rows are split into the fewest equal tiles of at most `rows` rows."""
     return count_tiles(n, count_tiles(n, rows)) if n else 0
 
 
@@ -184,7 +184,7 @@ _value_buffer = ThreadBuffer()
 
 
 def _group_by_weights(heads: dict[str, Head]) -> list[list[str]]:
-    """Return groups of the names of heads that share their weights."""
+    """Group the names of heads that share their weights."""
     groups: dict[int, list[str]] = {}
     for name, head in heads.items():
         groups.setdefault(id(head.weights), []).append(name)
@@ -192,7 +192,7 @@ def _group_by_weights(heads: dict[str, Head]) -> list[list[str]]:
 
 
 def _fill_head_outputs(values: Array, heads: list[tuple[Head, Array]], diagonal: links.ComputeDiagonal) -> None:
-    """Fill the outputs of heads that share their weights, from one product with these."""
+    """Fill the outputs of heads that share their weights, from one product with the weights."""
     (first, target), alone = heads[0], len(heads) == 1
     columns = max(head.n_columns for head, _ in heads)
     direct = alone and first.sqrt_eigenvalues is None and first.link == links.IDENTITY
@@ -215,7 +215,7 @@ def _fill_head_outputs(values: Array, heads: list[tuple[Head, Array]], diagonal:
 
 
 def _accumulate_symmetric_features(product: Array, head: Head, s: Array, part: slice, W: Array, out: Array) -> None:
-    """Add the share of some columns of W in ``((k(Z, X) W - b) s) W'`` to an output; the first columns overwrite it."""
+    """Add the part of ``((k(Z, X) W - b) s) W'`` from some columns of W to an output; the first part overwrites it."""
     scaled = product - (0.0 if head.offset is None else head.offset[part])
     scaled *= s
     if part.start == 0:

@@ -1,7 +1,7 @@
 """Multiply wide blocks with narrow or triangular matrices, or with their own transposes.
 
-BLAS packs a large left operand before it multiplies, which for a right operand of few columns takes longer than the
-multiplication. OpenBLAS does not pack small matrices, so a narrow product is computed as a sum of small products.
+BLAS packs a large left operand before it multiplies. For a right operand of few columns, packing takes longer than the
+multiplication. OpenBLAS does not pack small matrices, so such a product is computed as a sum of small products.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.core.scratch_buffers import ThreadBuffer
 
 _MAX_COLUMNS = 40
-"""For a right operand of more columns, packing costs less than it saves."""
+"""Largest number of columns of a right operand for which packing costs more than it saves."""
 
 _SMALL_PRODUCT = 10**6
 """Number of multiplications up to which OpenBLAS treats a product as small."""
@@ -27,10 +27,10 @@ _PART_COLUMNS = 256
 """Largest number of columns of the left operand of a small product."""
 
 _TRANSPOSED_COLUMNS = 48
-"""Columns of a left operand that is transposed, in a small product."""
+"""Columns of a transposed left operand in a small product."""
 
 
-# Workers of Dask return freed memory to the system at once, and get it back page by page.
+# A buffer is reused, because Dask workers return freed memory to the system at once, and page faults are slow.
 _product_buffer = ThreadBuffer()
 
 
@@ -95,7 +95,7 @@ _BLAS_TYPES = {np.dtype(np.float64): ("d", ctypes.c_double), np.dtype(np.float32
 
 
 def triangular_matmul_in_place(values: Array, W: Array) -> None:
-    """Replace C-contiguous values (n, r) by ``values W``, where W (r, r) is upper triangular, with half the work.
+    """Replace C-contiguous values (n, r) by ``values W`` for an upper triangular W (r, r), with half the operations.
 
     >>> values = np.array([[1.0, 1.0]])
     >>> triangular_matmul_in_place(values, np.array([[2.0, 3.0], [0.0, 4.0]]))
@@ -122,7 +122,7 @@ def triangular_matmul_in_place(values: Array, W: Array) -> None:
 def add_lower_products(values: Array, out: Array) -> None:
     """Add ``values' values`` of values (n, r) to the lower triangle of `out` (r, r); both are C-contiguous float64.
 
-    SciPy's own wrapper would keep other threads of Python waiting, and NumPy's product fills a second matrix.
+    SciPy's own wrapper would hold the GIL, and NumPy's product would allocate a second matrix.
 
     >>> out = np.zeros((2, 2))
     >>> add_lower_products(np.array([[1.0, 2.0], [3.0, 4.0]]), out)
@@ -143,7 +143,7 @@ def add_lower_products(values: Array, out: Array) -> None:
 
 @cache
 def _load_blas(name: str, letters: int, pointers: int) -> Callable[..., None]:
-    """Return a BLAS routine that SciPy exports; its arguments are so many pointers to letters, and to other values."""
+    """Return a BLAS routine that SciPy exports; it takes `letters` pointers to characters, and `pointers` to values."""
     from scipy.linalg import cython_blas
 
     exported: dict[str, object] = dict(cython_blas.__pyx_capi__)

@@ -17,7 +17,7 @@ from dkfm.numerics.skinny_and_triangular_matmul import add_lower_products
 
 
 class WeightedRows(Protocol):
-    """Weights of training rows, and columns by which their features are summed."""
+    """Weights of training rows, and the columns a of weighted sums ``sum w a phi`` of their features."""
 
     @property
     def weights(self) -> Array:
@@ -28,15 +28,15 @@ class WeightedRows(Protocol):
         """Number of columns c."""
 
     def weighted_columns(self) -> Array:
-        """Return the columns (N, c), times the weights."""
+        """Return the columns (N, c), multiplied by the weights."""
 
     def subset(self, row_indices: slice, /) -> Self:
-        """Return those of some rows."""
+        """Return the weights and columns of some rows."""
 
 
 @dataclass(frozen=True)
 class EqualRows:
-    """Rows of weight 1 in one column, without a number for each."""
+    """Rows of weight 1 with one column of ones, which is not stored."""
 
     n: int
     n_columns: ClassVar[int] = 1
@@ -58,7 +58,7 @@ class EqualRows:
 def measure_largest_residuals(
     score: Scorer, tiles: Iterable[Rows], diagonal: Array, root: Root, lengths: Array
 ) -> Residuals:
-    """Return the residuals of all training rows after 0, 1, .. r features of a root, and their coefficients' norm.
+    """Return the largest residuals of training rows after 0, 1, .. r features of a root, and the norm of coefficients.
 
     Parameters
     ----------
@@ -67,14 +67,14 @@ def measure_largest_residuals(
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All training rows.
     diagonal : ndarray of shape (N,)
-        Their k(x, x).
+        k(x, x) of the training rows.
     root : Root
         Root of the m landmarks.
     lengths : ndarray of shape (m,)
         `row_lengths` of the landmarks.
     """
     divisors = replace_zero_lengths(row_lengths(diagonal))
-    # The root's rounding is a share of the largest length in its own units.
+    # Rounding errors of the root are relative to the largest length, in the units of the root.
     units = np.ones(len(diagonal)) if root.is_scaled(lengths) else np.square(divisors / divisors.max())
     largest, lowest, excess, norm = np.zeros(score.model.head("features").width + 1), 0.0, 0.0, 1.0
     probes = root.weights.T @ (lengths[:, np.newaxis] * make_probes(len(lengths)))
@@ -129,11 +129,12 @@ def add_features_and_products(
     weights : ndarray of shape (N,)
         Non-negative weights w of ``sum w phi phi'``.
     first : ndarray of shape (c, r)
-        To which ``sum a phi`` is added.
+        Array to which ``sum a phi`` is added.
     second : ndarray of shape (r, r)
-        To whose lower triangle ``sum w phi phi'`` is added, and copied to the upper one. C-contiguous.
+        Array to which ``sum w phi phi'`` is added, in the lower triangle, which is copied to the upper one.
+        C-contiguous.
     add_products : callable
-        Adds ``F'F`` of features F (n, r) to an array (r, r), or to its lower triangle.
+        Function that adds ``F'F`` of features F (n, r) to an array (r, r), or to its lower triangle.
     """
     roots = None if (weights == 1).all() else np.sqrt(weights)[:, np.newaxis]
     for positions, rows in _iter_subtiles(score, tiles):
@@ -148,8 +149,8 @@ def add_features_and_products(
 def kernel_values_of_random_combinations(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> Array:
     """Return the kernel values (2, N) of the landmarks with two fixed combinations of them, each of length 1.
 
-    The coefficients of the first have random signs from a fixed seed; those of the second are also divided by the
-    lengths of the landmarks, so that each landmark has the same share in it. `tiles` are the tiles of the landmarks,
+    The coefficients of the first combination are random signs from a fixed seed. Those of the second are also divided
+    by the lengths of the landmarks, so that each landmark contributes equally. `tiles` are the tiles of the landmarks,
     and `diagonal` (N,) their k(x, x). The result is empty if there are no tiles.
     """
     evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)

@@ -1,4 +1,4 @@
-"""Weigh the rows of a Gram matrix, and centre their features.
+"""Weight the rows of a Gram matrix, and centre their features.
 
 The matrix becomes ``S K S'``, with ``S = D^(1/2) (I - 1 w' / sum w)`` and D the diagonal matrix of the weights w.
 """
@@ -37,7 +37,7 @@ class Weighting:
         return np.sqrt(self.weights)
 
     def compute_trace_of_mean(self, means: Array) -> float:
-        """Return ``sum w |m|^2`` with m the mean of the features, 0 if it is not subtracted; `means` (N,) are K e."""
+        """Return ``sum w |m|^2`` with m the mean of the features; 0 without centring. `means` (N,) are K e."""
         return self.total * abs(float(means @ self.shares)) if self.centered else 0.0
 
     def apply_weighted_centring_adjoint(self, C: Array) -> Array:

@@ -1,6 +1,6 @@
 """Certify models: compare what a model returns with the kernel values or eigenvalues that define it.
 
-Both sides are computed with the model itself, so that damaged weights, landmarks or offsets show.
+The model itself computes the compared values, so that damaged weights, landmarks or offsets increase the errors.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ _COMPARED = {
     "discriminants": ("pair", "pairs of discriminants"),
     "predictions": ("prediction", "predictions"),
 }
-"""What is compared if it is not pairs of points, in the words of a sentence: what has a scale, and what is counted."""
+"""For comparisons other than pairs of points: words for what gives the scale of an error, and for what is counted."""
 
 _SHORTEST_LENGTH = float(np.sqrt(np.finfo(np.float64).tiny))
 """Length ``sqrt k(x, x)`` of a row below which k(x, x) underflows."""
@@ -35,24 +35,25 @@ _SHORTEST_LENGTH = float(np.sqrt(np.finfo(np.float64).tiny))
 
 @dataclass(frozen=True)
 class Certificate:
-    """Measured errors of a model; in exact arithmetic both are 0, or what chosen landmarks leave out.
+    """Measured errors of a model; in exact arithmetic they are 0, or the part that selected landmarks leave out.
 
     Attributes
     ----------
     error : float
-        Largest ``|err|`` as a share of the largest ``|k|``: not an absolute error.
+        Largest ``|error|``, relative to the largest ``|k|``.
     relative_error : float
-        Largest ``|err| / sqrt(k(x, x) k(z, z))``, of each pair's own scale: pairs of small self-similarity count as
-        much as large ones. A map also compares rows with sums of all landmarks with random signs, to which every weight
-        contributes; their scale is that of the terms, so that it may exceed the error of every pair.
+        Largest ``|error| / sqrt(k(x, x) k(z, z))``, relative to the scale of each pair, so that pairs of small k(x, x)
+        count as much as others. For a map, rows are also compared with sums of all landmarks with random signs, to
+        which every weight contributes. The scale of such a sum is that of its terms, so that its error may exceed the
+        error of every pair.
     pairs : int
-        Number of comparisons: pairs, and of a map also rows with these sums and rows with themselves.
+        Number of comparisons: pairs; for a map also rows with these sums, and rows with themselves.
     sampled_rows : int, optional
-        Number of training rows, drawn at random, that were visited; other rows may have larger errors. None if the
-        certificate was not restricted to a random sample.
+        Number of training rows in a random sample; other rows may have larger errors. None if the certificate is not
+        restricted to a random sample.
     compared : {"components", "discriminants", "predictions"}, optional
-        What has these errors, in pairs but for predictions: small components have large relative errors in sound models
-        too. None for pairs of points.
+        What has these errors: pairs of components or of discriminants, or single predictions. None for pairs of points.
+        Small components have large relative errors in correct models too.
     """
 
     error: float
@@ -77,23 +78,23 @@ class Certificate:
         return cls(error, relative, pairs, stored.get("sampled_rows"), compared)
 
     def to_dict(self) -> dict[str, float]:
-        """Return the dictionary that is stored, without what is None."""
+        """Return the dictionary that is stored; it leaves out fields that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def combine(self, other: "Certificate") -> "Certificate":
-        """Return the larger errors of two certificates, with the pairs of both; NaN counts as the largest."""
+        """Return the larger errors of two certificates, and the sum of their pairs; NaN counts as the largest."""
         error, relative = np.maximum([self.error, self.relative_error], [other.error, other.relative_error])
         sampled = [rows for rows in (self.sampled_rows, other.sampled_rows) if rows is not None]
         pairs, compared = self.pairs + other.pairs, self.compared or other.compared
         return Certificate(float(error), float(relative), pairs, max(sampled, default=None), compared)
 
     def require_not_worse_than(self, fitted: "Certificate", or_given: str = "") -> None:
-        """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ.
+        """Raise a CertificateError if this measurement exceeds that of the fit by more than machines may differ.
 
-        `or_given` is what the user gave for it, which may be of another fit.
+        `or_given` names an argument of the user, such as a Gram matrix, that may belong to another fit.
         """
         same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
-        if not same:  # a NaN is not
+        if not same:  # also true for NaN
             cause = "its values have changed" + (f", or {or_given} is not that of the fit" if or_given else "")
             raise CertificateError(
                 f"The model measures {self}, and measured {fitted} when it was fitted: {cause}; take a copy of it that "
@@ -127,8 +128,8 @@ def warn_if_error_is_large(
     Parameters
     ----------
     error : float
-        `Certificate.relative_error` of a map. Of components and discriminants `Certificate.error`: their relative error
-        is large for small components even in correct models.
+        `Certificate.relative_error` for a map. For components and discriminants `Certificate.error`, because their
+        relative error is large for small components even in correct models.
     dtype : dtype
         Dtype of the model.
     finding, remedy : str
@@ -142,12 +143,12 @@ def warn_if_error_is_large(
         The error exceeds the limit.
     """
     limit = LIMITS[dtype.name] if limit is None else limit
-    if not error <= limit:  # a NaN is not
+    if not error <= limit:  # also true for NaN
         warn_caller(f"{finding}, and at most {limit:.0e} is expected; {remedy}.")
 
 
 def describe_overflow(dtype: np.dtype[np.floating], kernel: Kernel) -> str:
-    """Return the sentence of an error: a dtype does not hold what a model of this kernel computes on its own rows."""
+    """Return an error message: values that a model of this kernel computes on its own rows overflow a dtype."""
     remedy = 'fit with dtype="float64", or ' if dtype == np.float32 else ""
     return (
         f"{dtype} does not hold the values of {kernel!r} on these rows, or the coefficients of the model: {remedy}"
@@ -173,27 +174,28 @@ def certify_map(
     X : ndarray or csr_array of shape (s, d)
         Rows x.
     kernel_rows : ndarray or csr_array of shape (s, d), optional
-        The same rows as the kernel compares them: for a precomputed kernel the numbers of their columns. By default X.
+        The same rows in the form that the kernel takes: for a precomputed kernel, the numbers of their columns. By
+        default X.
     Z : ndarray or csr_array of shape (m, d), optional
         Points z, of which at most 512 are used, evenly spread; by default X.
     tiles : iterable of ndarray or csr_array, optional
         Tiles of all landmarks, if X are some of them. The rows are then also paired with two fixed combinations of all
-        landmarks with random signs, in both scales, so that the certificate depends on all weights.
+        landmarks with random signs, one of them scaled by length, so that the certificate depends on all weights.
     diagonal : ndarray of shape (N,), optional
         k(x, x) of all landmarks; needed with `tiles`.
     mean : ndarray of shape (N,), optional
-        Mean that the features are centred with, as in `roots.make_map_heads`; its image is added back to the features.
+        Mean of a centred map, as in `roots.make_map_heads`; its features are added back to those of the rows.
 
     Returns
     -------
     Certificate
-        Errors of features in the model's dtype, whose products are computed in float64.
+        Errors of the features, which have the model's dtype; their inner products are computed in float64.
     """
     points = X if kernel_rows is None else kernel_rows
     features, found, expected, left, right = _compute_both_blocks(scorer, X, points, Z, mean)
     if mean is None:
         measured = certify_block(found, expected, left, right)
-    else:  # centring rounds to the digits of the mean, which may be far longer than a row
+    else:  # centring rounds relative to the length of the mean, which may be far larger than that of a row
         size = float(np.square(scorer.apply_weights("features", mean[np.newaxis]).astype(np.float64)).sum())
         error = certify_block(found, expected, left, right, size).error
         head = replace(scorer.model.head("features"), offset=None)
@@ -214,10 +216,10 @@ def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, m
 def _compute_both_blocks(
     score: Scorer, X: Rows, points: Rows, Z: Rows | None, mean: Array | None
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the features F of X, their products with those of Z, and the kernel values that these should be.
+    """Return features of X, their inner products with those of Z, the expected kernel values, and both lengths.
 
-    Then follow the lengths ``sqrt k(x, x)`` of X and of Z. Z is X by default; `points` are X as the kernel
-    takes them.
+    Lengths are ``sqrt k(x, x)`` of the rows of X and of Z. Z is X by default; `points` are X in the form that the
+    kernel takes.
     """
     model, d = score.model, score.model.n_features_in
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
@@ -235,7 +237,7 @@ def _compute_both_blocks(
 
 
 def _uncentred_features(score: Scorer, X: Rows, mean: Array | None) -> Array:
-    """Return the features (s, r) in float64, with the mean that was subtracted added again."""
+    """Return the features (s, r) in float64, with the subtracted mean added back."""
     centre = 0.0 if mean is None else score.apply_weights("features", mean[np.newaxis])
     uncentred: Array = np.asarray(score("features", X) + centre, np.float64)
     return uncentred
@@ -244,9 +246,9 @@ def _uncentred_features(score: Scorer, X: Rows, mean: Array | None) -> Array:
 def _certify_random_combinations(
     score: Scorer, features: Array, lengths: Array, tiles: Iterable[Rows], diagonal: Array
 ) -> Certificate:
-    """Compare the products of landmarks' features (s, r) with those of two random combinations of all landmarks."""
+    """Compare the inner products of features (s, r) and two random combinations of all landmarks with kernel values."""
     combined = training_statistics.kernel_values_of_random_combinations(score, tiles, diagonal)
-    # Of the length of the longest row, they are compared on the scale of the rows.
+    # The combinations get the length of the longest row, so that their errors have the scale of the rows.
     longest = float(lengths.max(initial=0.0))
     combined *= longest
     found = features @ score.apply_weights("features", combined).astype(np.float64).T
@@ -264,9 +266,9 @@ def certify_block(
 ) -> Certificate:
     """Return the certificate of a block (s, m), with the lengths ``sqrt k(x, x)`` of its rows and of its columns.
 
-    `size` counts as a value where it is the largest.
+    `size` is a lower limit of the largest value, to which `Certificate.error` is relative.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # an infinite error is one
+    with np.errstate(over="ignore", invalid="ignore"):  # overflow gives an infinite error
         error = np.abs(found - expected)
     largest = max(
         size, float(np.abs(expected).max()), *(float(np.square(v.max())) for v in (left_lengths, right_lengths))
@@ -276,12 +278,12 @@ def certify_block(
 
 
 def _scale_errors(error: Array, left_lengths: Array, right_lengths: Array) -> Array:
-    """Return errors (s, m) divided by the lengths of both sides, one after the other: their product may overflow.
+    """Return errors (s, m) divided by the lengths of both sides, in two divisions because their product may overflow.
 
     A k(x, x) below the smallest normal number has lost digits by underflow, and counts as that number.
     """
     scaled = error.copy()
-    with np.errstate(over="ignore"):  # an infinite error is one
+    with np.errstate(over="ignore"):  # overflow gives an infinite error
         for lengths in (left_lengths[:, np.newaxis], right_lengths):
             scaled /= np.maximum(lengths, _SHORTEST_LENGTH)
     return scaled

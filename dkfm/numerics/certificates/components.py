@@ -13,7 +13,7 @@ from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
 _COMPARED = "components"
-"""What a certificate of components says that it compares."""
+"""Value of `Certificate.compared` for components."""
 
 _DROPPED_SHARE = 8 * EPS
 """Share of the squared length of the mean below which a map drops eigenvalues, and their variance with them."""
@@ -21,15 +21,15 @@ _DROPPED_SHARE = 8 * EPS
 
 @dataclass(frozen=True, eq=False)
 class ScoreProducts:
-    """Weighted products of combinations of scores, and of a constant, which makes their means part of the products."""
+    """Weighted products of combinations of scores and of a constant column, whose products are the sums of scores."""
 
     combinations: Array
     """Combinations of the q components. Shape (q, p)."""
     constant_column_value: float
-    """The constant; 0 if the components are not centred."""
+    """Value of the constant column; 0 if the components are not centred."""
 
     def sum_tile_products(self, score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
-        """Return the sum of the products (p + 1, p + 1) of rows, of which `weights` (n,) are those of all tiles."""
+        """Return the sum of the products (p + 1, p + 1) over all rows of the tiles, which have `weights` (n,)."""
         sampled, size = _make_combination_scorer(score, self.combinations), self.combinations.shape[1] + 1
         products, start = np.zeros((size, size)), 0
         for tile in tiles:
@@ -54,8 +54,8 @@ def certify_components(
     score : Scorer
         A prepared model with a head "scores", which has an offset if the components are centred.
     eigenvalues : ndarray of shape (q,)
-        mu. The pairs are those of at most 512 components, evenly spread, over all training rows. More components are
-        also compared as one sum of all of them with random signs.
+        Eigenvalues mu. Pairs of at most 512 components, evenly spread, are compared over all training rows. If there
+        are more, a sum of all components with random signs is compared too.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All training rows, as the model scores them.
     sample_weight : ndarray of shape (N,), optional
@@ -67,10 +67,10 @@ def certify_components(
     Returns
     -------
     Certificate
-        Errors, including those that centring can hide, see `_certify_centring_rounding`; 0 if all rows are equal.
+        Errors, including those that centring can hide (see `_certify_centring_rounding`); 0 if all rows are equal.
     """
     if not score.model.kernel.is_precomputed:
-        tiles = list(tiles)  # rows in memory; those of a float32 model may be equal only as landmarks
+        tiles = list(tiles)  # rows in memory; rows of a float32 model may become equal only by rounding
         if len(tiles) == 1 and has_only_equal_rows(tiles[0]):
             return Certificate(0.0, 0.0, 0, compared=_COMPARED)
     weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
@@ -105,12 +105,13 @@ def certify_principal_axes(
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     total_weight : float
-        Sum of the training rows' weights. The unit of offset errors is a score's size, ``sqrt(mu / total_weight)``.
+        Sum of the weights of the training rows. Offset errors are relative to the standard deviation of a score,
+        ``sqrt(mu / total_weight)``.
 
     Returns
     -------
     Certificate
-        Errors, including those that centring can hide, see `_certify_centring_rounding`.
+        Errors, including those that centring can hide (see `_certify_centring_rounding`).
     """
     hidden = _certify_centring_rounding(score, eigenvalues, total_weight)
     if not len(eigenvalues):
@@ -135,7 +136,8 @@ def certify_principal_axes(
 def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
     """Compare the rounding error of the mean, which centring adds to every axis, with the largest eigenvalue.
 
-    This error is ``4 eps`` of the mean's squared length, which a map drops. If only it is left, the certificate is 1.
+    This error is ``4 eps`` times the squared length of the mean; a map drops eigenvalues below it. If no eigenvalue is
+    above it, the certificate is 1.
     """
     head = score.model.heads.get("reconstruction_error")
     if head is None or head.offset is None:
@@ -147,9 +149,9 @@ def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: 
 
 
 def _choose_combinations(eigenvalues: Array) -> Array:
-    """Return combinations (q, p) of components: at most 512 components, and, if there are more, one sum of all.
+    """Return combinations (q, p) of components: at most 512 single components and, if q is larger, a sum of all.
 
-    In the sum each component counts, with a random sign, in proportion to the size of its scores.
+    In the sum, each component has a random sign and counts in proportion to the size of its scores.
     """
     columns = _choose_combination_indices(len(eigenvalues))
     C: Array = (np.arange(len(eigenvalues))[:, np.newaxis] == columns).astype(np.float64)
@@ -160,7 +162,7 @@ def _choose_combinations(eigenvalues: Array) -> Array:
 
 
 def _choose_combination_indices(q: int) -> npt.NDArray[np.intp]:
-    """Return at most 512 indices of q components; if q is more, also q, which stands for the sum of all components."""
+    """Return at most 512 indices of q components; if q is larger, also q, which stands for the sum of all."""
     return sample_evenly(q) if q <= MAX_SAMPLED_ROWS else np.append(sample_evenly(q), q)
 
 

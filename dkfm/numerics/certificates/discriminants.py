@@ -1,4 +1,4 @@
-"""Certify discriminants: compare the covariances and the means of their outputs with those that define them."""
+"""Certify discriminants: compare the covariances and the means of their outputs with the values that define them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
 _COMPARED = "discriminants"
-"""What a certificate of discriminants says that it compares."""
+"""Value of `Certificate.compared` for discriminants."""
 
 
 def certify_discriminants(
@@ -35,15 +35,15 @@ def certify_discriminants(
     indicators : ndarray of shape (N, C)
         Weight of each row in the column of its class, and 0 elsewhere.
     expected : mapping of str to tuple of ndarray of shape (p, p), ndarray of shape (C, p)
-        For the name of each head of combinations T (q, p) of discriminants, whose link is left out: T'T, which is the
-        sum of the covariance and of ``ridge b'Kb`` for the weights b; and the class means M.
+        For the name of each head, which computes combinations T (q, p) of discriminants: the expected T'T and class
+        means M. T'T is the sum of the covariance and of ``ridge b'Kb`` for the weights b. Links are not applied.
     ridge : float
         Ridge ``lambda`` of the discriminants.
     """
     heads = {name: head for name in expected if (head := _get_head_without_link(score, name)).n_columns}
     found, start = {name: _OutputSums(head, indicators.shape[1]) for name, head in heads.items()}, 0
     scored = replace(score, model=replace(score.model, heads=heads))
-    with np.errstate(over="ignore", invalid="ignore"):  # a certificate that is not finite is an error of the caller
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller raises for a certificate that is not finite
         for tile in tiles if heads else ():
             rows = slice(start, start + tile.shape[0])
             for name, outputs in scored.score_heads(heads, tile).items():
@@ -55,7 +55,7 @@ def certify_discriminants(
 
 
 class _OutputSums:
-    """Sums over the training rows of the outputs of a head, for classes of some number."""
+    """Sums of the outputs of a head over the training rows, by class."""
 
     def __init__(self, head: Head, classes: int) -> None:
         p = head.n_columns
@@ -63,7 +63,7 @@ class _OutputSums:
         self._of_classes, self._second_moments, self._with_weights = (np.zeros((m, p)) for m in (classes, p, p))
 
     def add(self, outputs: Array, rows: slice, indicators: Array) -> None:
-        """Add the outputs (n, p) of the training rows `rows`, whose weights in the classes are `indicators` (n, C)."""
+        """Add the outputs (n, p) of some rows; `indicators` (n, C) have the weight of a row in its class, else 0."""
         self._of_classes += indicators.T @ outputs
         self._second_moments += (outputs * indicators.sum(axis=1, keepdims=True)).T @ outputs
         self._with_weights += self._head.weights[rows, : self._head.n_columns].T @ (
@@ -71,7 +71,7 @@ class _OutputSums:
         )
 
     def compare(self, products: Array, class_means: Array, sizes: Array, ridge: float) -> Certificate:
-        """Compare what the sums give with T'T (p, p) and the class means (C, p); `sizes` (C,) are those of classes."""
+        """Compare the sums with the expected T'T (p, p) and class means (C, p); `sizes` (C,) are weights of classes."""
         means = self._of_classes / sizes[:, np.newaxis]
         within = (self._second_moments - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
         lengths = np.sqrt(np.square(class_means).max(axis=0) + products.diagonal())
@@ -94,7 +94,7 @@ def certify_direction_products(
     Parameters
     ----------
     score, name
-        A prepared model, and the name of a head, whose link is left out.
+        A prepared model, and the name of a head, whose link is not applied.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     products : ndarray of shape (p, p)
@@ -102,9 +102,9 @@ def certify_direction_products(
     mean_coefficients : ndarray of shape (N,)
         Coefficients m of the mean of the training rows.
     offset_constants : ndarray of shape (p,)
-        Part of the offset beside ``b'Km``.
+        Part of the offset besides ``b'Km``.
     max_squared_length : float
-        Largest squared length of a direction of variance 1; ``eps m'Km`` times it is an error of that variance.
+        Largest squared length of a direction of variance 1; its product with ``eps m'Km`` is an error of that variance.
     """
     head, start = _get_head_without_link(score, name), 0
     offset, p = _get_offset_or_zeros(head), head.n_columns

@@ -15,19 +15,19 @@ from dkfm.numerics.roots import EPS, replace_zero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
 
 _JUMP = 1e-4
-"""Change of a value that is a jump of the function, and not rounding."""
+"""Change of a value above which the function has a jump, which is not rounding."""
 
 _UNSEEN_PAIRS = 4.0
-"""Factor by which the error of a pair outside the sample may exceed the largest of the sample."""
+"""Factor by which the error of a pair outside the sample may exceed the largest error in the sample."""
 
 _BETWEEN = 10.0 ** -np.arange(0.5, 8.5, 0.5)
-"""Positions of points on the lines between sampled rows: rows far apart have no other pairs at middle distances."""
+"""Positions of points on lines between sampled rows; rows far apart would give no pairs at medium distances."""
 
 _CHANGED_ROWS = 128
-"""Number of sampled rows whose kernel values with the whole sample are computed twice, beside the extreme ones."""
+"""Number of sampled rows whose kernel values with the whole sample are computed twice, besides the extreme rows."""
 
 _MAX_EXTREME_COLUMNS = 32
-"""Number of columns whose largest and smallest numbers make a row an extreme one."""
+"""Number of columns whose rows of the largest and smallest numbers count as extreme rows."""
 
 _EPS32 = float(np.finfo(np.float32).eps)
 
@@ -37,9 +37,9 @@ _MIN_FLOAT32_ROUNDING = 8 * _EPS32
 def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     """Measure how far kernel values of rows (s, d) change if each number changes by its last bit.
 
-    The values are those of some of the rows, and of points between them, with all of the rows. The signs of the changes
-    are random, from a fixed seed. Where the kernel maps rows first, as `Kernel.warp` does, the numbers of the mapped
-    rows are changed too, because a map may round by more than the last bits of its rows explain. Values of a
+    Kernel values of some of the rows, and of points between them, with all rows are compared. The signs of the changes
+    are random, from a fixed seed. If the kernel maps rows first, as `Kernel.warp` does, the numbers of the mapped rows
+    are changed too, because a map may have larger rounding errors than the last bits of its rows explain. Values of a
     precomputed kernel are exact.
     """
     if kernel.is_precomputed:
@@ -53,7 +53,7 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     points, largest = [some], MIN_KERNEL_ROUNDING
     if maps_differ or not has_code:
         points.append(_make_points_between_rows(rows, extreme))
-    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
+    with np.errstate(over="ignore", invalid="ignore"):  # non-finite values raise elsewhere
         for z in points:
             try:
                 own, values = replace_zero_lengths(row_lengths(kernel.evaluate_diagonal(z))), evaluate(z)
@@ -62,11 +62,11 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
             except DkfmError:
                 if not has_code:
                     raise
-                continue  # a function of the user's may refuse such numbers: codes that are no integers, for instance
+                continue  # a user function may reject such numbers, for example codes that must be integers
             for errors in blocks:
                 _make_errors_relative_in_place(errors, own, lengths)
                 if has_code:
-                    errors[errors > _JUMP] = 0.0  # a function of equal or unequal numbers, for instance
+                    errors[errors > _JUMP] = 0.0  # for example a function that compares numbers for equality
                 largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
     return largest
 
@@ -89,9 +89,9 @@ def _perturb_warp_maps(kernel: Kernel) -> Kernel:
 
 
 def find_rounding_probe_rows(rows: Rows, diagonal: Array) -> npt.NDArray[np.intp]:
-    """Return the numbers of the rows that round most: those with the largest and smallest numbers and k(x, x).
+    """Return the indices of the rows with the largest rounding errors: those of extreme numbers or extreme k(x, x).
 
-    `diagonal` (n,) are the k(x, x) of the rows (n, d). An even sample would miss a few rows that are far from all
+    `diagonal` (n,) holds the k(x, x) of the rows (n, d). An even sample could miss a few rows that are far from all
     others.
     """
     found = [int(diagonal.argmax()), int(diagonal.argmin())]
@@ -104,7 +104,7 @@ def find_rounding_probe_rows(rows: Rows, diagonal: Array) -> npt.NDArray[np.intp
 
 
 def _make_points_between_rows(rows: Rows, extreme: npt.NDArray[np.intp]) -> Rows:
-    """Return points between some rows, the extreme ones among them, and others: near the first, and farther away."""
+    """Return points on lines from some rows, including the extreme rows, to others, at small and large distances."""
     rng = np.random.default_rng(0)
     first, second = rng.integers(rows.shape[0], size=(2, min(16, rows.shape[0]), len(_BETWEEN)))
     first = np.concatenate([first, np.broadcast_to(extreme[:, np.newaxis], (len(extreme), len(_BETWEEN)))])
@@ -120,10 +120,10 @@ def _make_points_between_rows(rows: Rows, extreme: npt.NDArray[np.intp]) -> Rows
 
 
 def measure_in_float32(cast_scorer: Scorer, scorer: Scorer, rows: Rows, lengths: Array) -> float:
-    """Measure the errors of a float32 model's kernel values: of arithmetic, and of rounded rows and landmarks.
+    """Measure the errors of the kernel values of a float32 model, from arithmetic and from rounded rows and landmarks.
 
-    The rows, and points between them, are changed by less than a bit of float32, so that pairs of nearly equal rows are
-    among those measured.
+    The rows, and points between them, are changed by less than the last bit of float32, so that pairs of nearly equal
+    rows are measured too.
 
     Parameters
     ----------
@@ -140,16 +140,16 @@ def measure_in_float32(cast_scorer: Scorer, scorer: Scorer, rows: Rows, lengths:
     diagonal, largest = kernel.evaluate_diagonal(rows), _MIN_FLOAT32_ROUNDING
     code_free = is_code_free(kernel)
     points = [rows, _make_points_between_rows(rows, find_rounding_probe_rows(rows, diagonal))] if code_free else [rows]
-    with np.errstate(over="ignore", invalid="ignore"):  # values that float32 cannot hold raise elsewhere
+    with np.errstate(over="ignore", invalid="ignore"):  # values that overflow float32 raise elsewhere
         for z in points:
-            changed = _change_last_bits(z, _EPS32 / 3)  # which float32 rounds by a third of a bit or more
+            changed = _change_last_bits(z, _EPS32 / 3)  # rounding to float32 changes these by a third of a bit or more
             try:
                 own = replace_zero_lengths(row_lengths(kernel.evaluate_diagonal(changed)))
                 errors = scorer.kernel_values(changed) - cast_scorer.kernel_values(changed).astype(np.float64)
             except DkfmError:
                 if code_free:
                     raise
-                continue  # as in float64
+                continue  # as in `measure_in_float64`
             _make_errors_relative_in_place(errors, own, replace_zero_lengths(lengths))
             largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
     return largest
@@ -163,7 +163,7 @@ def _change_last_bits(rows: Rows, eps: float = EPS) -> Rows:
 
 
 def _make_errors_relative_in_place(errors: Array, left: Array, right: Array) -> None:
-    """Replace errors (n, m) by their magnitudes over the lengths of both rows."""
+    """Replace errors (n, m) by their absolute values, divided by the lengths of both rows."""
     np.abs(errors, out=errors)
     errors /= left[:, np.newaxis]
     errors /= right

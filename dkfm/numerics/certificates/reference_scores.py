@@ -1,6 +1,6 @@
 """Compute the outputs of a model directly from their formula, with bounds of the rounding error.
 
-The tile loop is not used, so that its scores can be compared with these.
+The tile loop of `Scorer` is not used, so that its scores can be compared with these outputs.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 
 _ROUNDING = 64
-"""Rounding units of error that a sum may have."""
+"""Largest error of a sum, in rounding units."""
 
 _FLOAT32_KERNEL_ERROR = 1e-5
-"""Largest error of a kernel value in float32, as a share of the largest k(x, x)."""
+"""Largest error of a kernel value in float32, relative to the largest k(x, x)."""
 
 
 class ReferenceScorer:
-    """Compute the outputs of a model from their formula, and how far rounding allows scores to be from them.
+    """Compute the outputs of a model from their formula, and bounds of the rounding errors of scores.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class ReferenceScorer:
         self._own = np.abs(_evaluate_diagonal(model, model.original_landmarks))
 
     def compute(self, names: Iterable[str], Z: Rows) -> dict[str, tuple[Array, Array]]:
-        """Return ``link(k(Z, X) W - b)`` of some heads for some rows, and the largest difference that rounding allows.
+        """Return ``link(k(Z, X) W - b)`` for some heads and rows, and the largest difference that rounding allows.
 
         Parameters
         ----------
@@ -46,9 +46,10 @@ class ReferenceScorer:
         -------
         dict of str to (values, allowed)
             `values` (n, width) are the outputs in float64. A row that overflows has values that are not finite; a row
-            without a class has NaN. `allowed` (n, width) is ``64 eps (sum (|k| + s) |W| + |b|)``, carried through the
-            link. Here s is ``sqrt(k(x, x) k(z, z))``, whose rounding values far below it may have; it is 0 for a
-            precomputed kernel, whose values are given. In float32 the error of a kernel value is added.
+            without a class has NaN. `allowed` (n, width) is ``64 eps (sum (|k| + s) |W| + |b|)``, propagated through
+            the link. Here s is ``sqrt(k(x, x) k(z, z))``, because rounding errors of small kernel values may be
+            relative to it. It is 0 for a precomputed kernel, whose values are exact. In float32, the error of a kernel
+            value is added.
         """
         K = np.asarray(self._evaluate(Z), np.float64)
         diagonal = _evaluate_diagonal(self._model, Z)
@@ -73,19 +74,19 @@ class ReferenceScorer:
 
 
 def _evaluate_diagonal(model: Model, rows: Rows) -> Array:
-    """Return k(z, z) of rows, the scale of the rounding of their kernel values; 0 if these are given."""
+    """Return k(z, z) of rows, the scale of the rounding errors of their kernel values; 0 for a precomputed kernel."""
     if model.kernel.is_precomputed:
         return np.zeros(rows.shape[0])
     return np.asarray(model.kernel.evaluate_diagonal(as_float64(rows)), np.float64)
 
 
 def _apply_link(link: str, product: Array, error: Array, diagonal: Array, eps: float) -> tuple[Array, Array]:
-    """Return the outputs of a link for products with known errors, and the largest errors that they may have."""
+    """Return the outputs of a link for products with known errors, and bounds of the errors of the outputs."""
     output = links.link_by_name(link)(product, lambda: diagonal)
     values = np.where(links.find_valid_rows(output)[:, np.newaxis], output, np.nan).astype(np.float64)
     if not links.needs_diagonal(link):
         return values, propagate_error_through_link(link, product, error, eps)
-    # The error of a square is twice the value times its error, and the square of the error, and rounding.
+    # The error of a square is the sum of 2 |value| error, the square of the error, and rounding.
     squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
     squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
     return values, squares[:, np.newaxis]
@@ -110,7 +111,7 @@ def propagate_error_through_link(link: str, product: Array, error: Array, eps: f
     if links.returns_codes(link):
         ordered = np.sort(both, axis=1)
         clear = ordered[:, -1:] - ordered[:, -2:-1] > 2 * worst
-        return np.where(clear, 0.5, float(both.shape[1]))  # otherwise the class may be any
+        return np.where(clear, 0.5, float(both.shape[1]))  # any class is possible if the decision is not clear
     if link == links.MODIFIED_HUBER:
         clipped = (np.clip(both, -1, 1) + 1) / 2
         sums, wrong = clipped.sum(axis=1, keepdims=True), worst * clipped.shape[1]

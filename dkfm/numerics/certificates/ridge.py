@@ -1,4 +1,4 @@
-"""Certify kernel ridge regressions: compare what a model predicts of its landmarks with what its fit says."""
+"""Certify kernel ridge regressions: compare the predictions of a model for its landmarks with those of its fit."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ class PredictionErrors:
     """Largest errors of the predictions of landmarks."""
 
     largest: Array
-    """Of each target. Shape (q,)."""
+    """Largest error for each target. Shape (q,)."""
     largest_of_unit_rows: Array
-    """Of each target, with the error of each row divided by ``sqrt(k(x, x))``. Shape (q,)."""
+    """Largest error for each target, with the error of each row divided by ``sqrt(k(x, x))``. Shape (q,)."""
     count: int
     """Number of predictions."""
 
     def to_certificate(self, scales: Array, norms: Array) -> Certificate:
-        """Return the errors as shares.
+        """Return a certificate with relative errors.
 
         Parameters
         ----------
         scales : ndarray of shape (q,)
-            Largest absolute value of each target, of which `Certificate.error` is a share.
+            Largest absolute value of each target, to which `Certificate.error` is relative.
         norms : ndarray of shape (q,)
             Norm of each regression function f. `Certificate.relative_error` is relative to ``sqrt(k(x, x)) |f|``, which
             no prediction exceeds.
@@ -41,18 +41,18 @@ class PredictionErrors:
 def measure_predictions(
     score: Scorer, name: str, tiles: Iterable[Rows], diagonal: Array, fitted: Array
 ) -> PredictionErrors:
-    """Compare the predictions of the landmarks with ``y - alpha c / w``, which is what the linear system asks for.
+    """Compare the predictions for the landmarks with ``y - alpha c / w``, which follows from the linear system.
 
     Parameters
     ----------
     score : Scorer
         A prepared model.
     name : str
-        Name of the head of the regression; its link is left out.
+        Name of the head of the regression; its link is not applied.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     diagonal : ndarray of shape (N,)
-        Their k(x, x).
+        k(x, x) of the landmarks.
     fitted : ndarray of shape (N, q)
         Expected predictions.
     """
@@ -63,7 +63,7 @@ def measure_predictions(
     for tile in tiles:
         found = scored(name, tile).astype(np.float64)
         rows = slice(start, start + len(found))
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite counts as an infinite error
+        with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite count as infinite errors
             errors = np.abs(found - fitted[rows])
         largest = np.maximum(largest, errors.max(axis=0))
         of_units = np.maximum(of_units, _divide(errors, lengths[rows]).max(axis=0))

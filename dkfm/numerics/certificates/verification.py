@@ -1,4 +1,4 @@
-"""Define what measuring a model again returns."""
+"""Define `Verification`, the result of measuring the errors of a model again."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,16 @@ class Verification:
     Attributes
     ----------
     certificate : Certificate
-        Errors for the rows that every model keeps: the landmarks of a map, or the training rows of components.
+        Errors for the rows that the model keeps: the landmarks of a map, or the training rows of components.
     against : Certificate, optional
         Errors of pairs of a landmark and a given point.
     between : Certificate, optional
-        Errors of pairs of two given points; both may be new.
+        Errors of pairs of given points.
     residuals : ndarray of shape (m,), optional
         ``k(z, z) - |phi(z)|^2`` of at most 512 of the given points, clipped at 0.
     bound : float, optional
-        Bound of `between.error`: the largest residual over the largest k(z, z); infinite if the kernel was clipped.
-        None without given points, or if the map has no error bound with which they could be compared.
+        Bound of `between.error`: the largest residual divided by the largest k(z, z); infinite if the kernel was
+        clipped. None without given points, or if the map has no error bound.
     """
 
     certificate: Certificate
@@ -39,7 +39,7 @@ class Verification:
         facts: dict[str, object] = {name: value.to_dict() for name, value in certificates.items() if value is not None}
         if self.residuals is None:
             return facts
-        if self.bound == np.inf:  # residuals of a clipped kernel say nothing
+        if self.bound == np.inf:  # residuals of a clipped kernel are not bounds
             return facts | {"bound": self.bound}
         median, largest = float(np.median(self.residuals)), float(self.residuals.max())
         return facts | {"median_residual": median, "max_residual": largest, "bound": self.bound}

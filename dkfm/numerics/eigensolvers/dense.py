@@ -1,6 +1,6 @@
-"""Decompose a symmetric matrix in memory with LAPACK: all eigenpairs, or all eigenvalues and the largest's vectors.
+"""Decompose a symmetric matrix in memory with LAPACK: all eigenpairs, or all eigenvalues and the leading eigenvectors.
 
-SciPy is imported in the functions that call it, because what only scores with a model needs none of it.
+SciPy is imported in the functions that call it, because scoring with a model does not need it.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.block_operations import mirror_lower
 
 _MIN_ROWS_PER_EIGENVECTOR = 6
-"""With fewer rows for each requested eigenvector, all eigenpairs take hardly longer."""
+"""With fewer rows per requested eigenvector, computing all eigenpairs takes hardly longer."""
 
 
 def eigh_in_place(K: Array) -> tuple[Array, Array]:
@@ -30,9 +30,10 @@ def eigh_in_place(K: Array) -> tuple[Array, Array]:
 
     Notes
     -----
-    LAPACK ``dsyevd`` needs a workspace of 2 N^2 values. With the upper triangle, its error for the paper's kernel k1
-    and each row given twice was ``7 eps lambda_max``, above the threshold of the rank; with the lower triangle it is
-    below ``2 eps lambda_max``. ``dsyevr`` lost two to three digits on clustered eigenvalues.
+    LAPACK ``dsyevd`` needs a workspace of 2 N^2 values. The paper's kernel k1 with each row given twice shows why the
+    lower triangle is used: with the upper triangle the error was ``7 eps lambda_max``, above the threshold of the rank;
+    with the lower triangle it is below ``2 eps lambda_max``. ``dsyevr`` lost two to three digits on clustered
+    eigenvalues.
     """
     from scipy.linalg import eigh
 
@@ -51,8 +52,8 @@ def add_spare_row(K: Array) -> Array:
     Returns
     -------
     ndarray of shape (N + 1, N + 1), Fortran-contiguous
-        Lower triangle of the matrix, whose second row and column are spare: 0, but for the diagonal. That is minus the
-        largest one of K, far from the eigenvalues of a positive semi-definite K.
+        Lower triangle of the matrix. The second row and column are spare: they are 0 except on the diagonal, where the
+        value is minus the largest diagonal entry of K, far from the eigenvalues of a positive semi-definite K.
     """
     n = len(K)
     bordered = np.empty((n + 1, n + 1), order="F")
@@ -63,7 +64,7 @@ def add_spare_row(K: Array) -> Array:
 
 
 def eigh_without_spare_row(bordered: Array) -> tuple[Array, Array]:
-    """Decompose the matrix that `add_spare_row` was given; its result, (N + 1, N + 1), is overwritten.
+    """Decompose the matrix K from the result of `add_spare_row`, (N + 1, N + 1), which is overwritten.
 
     Returns
     -------
@@ -75,14 +76,14 @@ def eigh_without_spare_row(bordered: Array) -> tuple[Array, Array]:
     Notes
     -----
     The first reflector of LAPACK's reduction to tridiagonal form maps the first column x to a multiple of a unit vector
-    e, and the rounding of the update with it is a multiple of ``v v'``, ``v = x / |x| +- e``. Where x lies along a
-    dominant eigenvector, half of it, up to some ``eps lambda_max``, is in the one diagonal entry of e. That was the
-    second row of the matrix, whose error was ten times that of any other (the kernel k2 of the paper, 1,500 images:
-    1.4e-13 and 2e-14); here it is the spare one. Later reflectors of a matrix with several dominant eigenvectors, or
-    whose first row is orthogonal to the others, still leave such errors in the next rows.
+    e. The rounding error of the update with it is a multiple of ``v v'`` with ``v = x / |x| +- e``. If x lies along a
+    dominant eigenvector, half of this error, up to a few ``eps lambda_max``, is in the diagonal entry of e. Without a
+    spare row, that is the second row of the matrix, whose error was ten times that of any other row (for the kernel k2
+    of the paper and 1,500 images: 1.4e-13 and 2e-14). Later reflectors of a matrix with several dominant eigenvectors,
+    or whose first row is orthogonal to the others, still leave such errors in the next rows.
 
-    If a negative eigenvalue equals that of the spare row, minus the largest diagonal entry, its vectors mix with that
-    row's, and are not orthonormal without it. Vectors of other eigenvalues are.
+    If a negative eigenvalue of K equals that of the spare row (minus the largest diagonal entry), the eigenvectors of
+    both mix, and are not orthonormal after the spare row is removed. Eigenvectors of other eigenvalues are.
     """
     values, vectors = eigh_in_place(bordered)
     spare = int(np.abs(vectors[1]).argmax())
@@ -106,13 +107,14 @@ def eigh_leading_vectors_in_place(K: Array, q: int) -> tuple[Array, Array]:
     eigenvalues : ndarray of shape (N,)
         Ascending.
     vectors : ndarray of shape (N, p)
-        Orthonormal eigenvectors of the p largest eigenvalues in columns, in their order; p is at least q.
+        Orthonormal eigenvectors of the p largest eigenvalues, in columns in ascending order; p is at least q.
 
     Notes
     -----
-    If q is small beside N, the vectors are those of the tridiagonal form by relatively robust representations (LAPACK
-    ``dstemr``), whose inner products are up to 1e-12 for clustered eigenvalues. One Rayleigh-Ritz step with K makes
-    them orthonormal to rounding. SciPy's wrapper of ``dstemr`` fills an array of N^2 values, whatever q is.
+    If q is much smaller than N, the eigenvectors are computed from the tridiagonal form by relatively robust
+    representations (LAPACK ``dstemr``). For clustered eigenvalues their inner products are up to 1e-12. One
+    Rayleigh-Ritz step with K makes them orthonormal to rounding. SciPy's wrapper of ``dstemr`` fills an array of N^2
+    values for any q.
     """
     from scipy.linalg import blas, eigh_tridiagonal, lapack, qr
 
@@ -132,14 +134,14 @@ def eigh_leading_vectors_in_place(K: Array, q: int) -> tuple[Array, Array]:
 
 
 _WORK_COLUMNS = 64
-"""Columns of LAPACK's workspace, which are its largest block."""
+"""Columns of LAPACK's workspace: its largest block size."""
 
 
 def _find_tridiagonal_eigenvectors(d: Array, e: Array, q: int) -> Array:
     """Return the eigenvectors (n, q) of the q largest eigenvalues of a symmetric tridiagonal matrix."""
     from scipy.linalg import eigh_tridiagonal
 
-    for driver in ("stemr", "stebz"):  # the second one is slower, and does without the clusters that fail the first
+    for driver in ("stemr", "stebz"):  # the slower second driver also handles clusters on which the first fails
         try:
             vectors: Array = eigh_tridiagonal(
                 d, e, select="i", select_range=(len(d) - q, len(d) - 1), lapack_driver=driver, check_finite=False
@@ -147,16 +149,16 @@ def _find_tridiagonal_eigenvectors(d: Array, e: Array, q: int) -> Array:
         except LinAlgError:
             continue
         if np.isfinite(vectors).all():
-            return np.array(vectors, order="F")  # they may be a part of an array of N^2 values
+            return np.array(vectors, order="F")  # a copy, because they may be a view of an array of N^2 values
     raise LinAlgError("The eigenvectors of a tridiagonal matrix did not converge.")
 
 
 def _apply_reflectors(reduced: Array, tau: Array, vectors: Array) -> Array:
-    """Return the eigenvectors of a matrix from those of its tridiagonal form, by the reflectors that led to it."""
+    """Return the eigenvectors of a matrix from those of its tridiagonal form, by the reflectors of the reduction."""
     from scipy.linalg import lapack
 
     n, q = vectors.shape
-    # The columns that begin in the second row; each ends with an entry of the next one, which is not read.
+    # Columns that begin in the second row. Each ends with an entry of the next column, which is not read.
     columns = reduced.ravel(order="F")[1 : 1 + n * (n - 1)].reshape(n, n - 1, order="F")
     product = lapack.dormqr("L", "N", columns, tau, vectors[1:], lwork=_WORK_COLUMNS * q)[0]
     return np.concatenate([vectors[:1], product])

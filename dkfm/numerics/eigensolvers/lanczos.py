@@ -19,26 +19,26 @@ Multiply = Callable[[Array], Array]
 
 _EPS = float(np.finfo(np.float64).eps)
 _TINY = float(np.finfo(np.float64).tiny)
-"""Smallest normal number: its products with `_RESIDUAL_SHARE` are not 0."""
+"""Smallest normal number; its product with `_RESIDUAL_SHARE` is not 0."""
 
 _SMALLEST_SQUARED = 2.0**-400
 """Blocks are scaled before they are squared if their largest entry is below this, or above its inverse."""
 
 _RESIDUAL_SHARE = 4 * _EPS
-"""Residuals up to this share of the largest eigenvalue come from rounding."""
+"""Residuals up to this share of the largest eigenvalue are attributed to rounding."""
 
 _MIN_BLOCK_COLUMNS = 16
-"""Smallest number of columns of a block: a product with fewer takes hardly less time."""
+"""Smallest number of columns of a block; a product with fewer columns takes hardly less time."""
 
-# A block has a column for each requested eigenvector: every product treats those of a repeated eigenvalue alike.
+# A block has a column for each requested eigenvector, so that it finds all eigenvectors of a repeated eigenvalue.
 _EXTRA_COLUMNS = 12
 """Columns of a block beyond the number of requested eigenvectors."""
 
 _BASIS_COLUMNS = 640
-"""Smallest number of columns of the basis, beside four for each requested eigenvector."""
+"""Smallest number of columns of the basis, besides four for each requested eigenvector."""
 
 _BASIS_BLOCKS = 4
-"""Smallest number of blocks of the basis, beside the same columns."""
+"""Smallest number of blocks of the basis, besides four columns for each requested eigenvector."""
 
 _FIRST_TEST = 6
 """Number of products before the first convergence test."""
@@ -47,25 +47,25 @@ _TEST_GROWTH = 1.5
 """Largest factor by which the number of products grows from one convergence test to the next."""
 
 _FORETOLD_SHARE = 0.7
-"""Share of the products that seem to be left after which to test again: the residual falls faster than at first."""
+"""Share of the predicted remaining products after which to test again, because convergence accelerates."""
 
 _TEST_SHARE = 1 / 16
-"""Share of a product's multiplications up to which a convergence test is cheap, so that one follows each product."""
+"""Share of the multiplications of a product up to which a convergence test is cheap enough to follow each product."""
 
 _MIN_DIAGONAL_RATIO = 1e-5
-"""Smallest ratio of the diagonal of a block's Cholesky factor for Cholesky QR: a second pass then has enough digits."""
+"""Smallest diagonal ratio of a block's Cholesky factor for which two passes of Cholesky QR are accurate."""
 
 _RESTART_ROWS = 4096
 """Rows of the basis that a restart replaces at a time."""
 
 _MIN_ROWS = 1400
-"""Below this, a dense eigendecomposition is faster."""
+"""With fewer rows, a dense eigendecomposition is faster."""
 
 _MIN_ROWS_PER_EIGENVECTOR = 40
 """With fewer rows for each requested eigenvector, a dense eigendecomposition is faster."""
 
 _MIN_MAX_PRODUCTS, _ROWS_PER_PRODUCT = 200, 40
-"""Products that are tried in any case, and rows for each product that a dense eigendecomposition takes as long as."""
+"""Products that are always tried, and rows per further product: N / 40 products take as long as a dense solver."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +105,17 @@ class LanczosState:
 
 
 class StepLog(Protocol):
-    """What keeps the states of an iteration, so that it goes on where it ended."""
+    """Log that keeps the state of an iteration, from which it can resume."""
 
     def load(self, basis: Array) -> LanczosState | None:
-        """Return the state that was kept last, if there is one; its basis is the first columns of `basis` (n, c)."""
+        """Return the last saved state, or None; write its basis to the first columns of `basis` (n, c)."""
 
     def save(self, state: LanczosState, first_new: int) -> None:
-        """Keep a state, of whose basis the columns before `first_new` are those of the state before."""
+        """Save a state; the columns of its basis before `first_new` are those of the previously saved state."""
 
 
 class _NoLog:
-    """Keeps nothing."""
+    """Log that keeps nothing."""
 
     def load(self, basis: Array) -> None:
         pass
@@ -147,7 +147,7 @@ def is_faster_than_dense(n: int, q: int) -> bool:
 
 
 def choose_max_products(n: int) -> int:
-    """Return after how many products with a matrix (n, n) a dense eigendecomposition is to be tried.
+    """Return the number of products with a matrix (n, n) after which to fall back to a dense eigendecomposition.
 
     >>> choose_max_products(2000), choose_max_products(20_000)
     (200, 500)
@@ -156,7 +156,7 @@ def choose_max_products(n: int) -> int:
 
 
 def choose_basis_columns(n: int, q: int) -> int:
-    """Return the capacity of the basis in columns; together with one more block it has at most n columns.
+    """Return the capacity of the basis in columns; the basis and one more block have at most n columns.
 
     >>> choose_basis_columns(4000, 20), choose_basis_columns(10**6, 200), choose_basis_columns(400, 20)
     (720, 1648, 352)
@@ -174,9 +174,9 @@ class _KrylovSpace:
         self.count = 0
 
     def resume(self, log: StepLog, start: Array, max_products: int) -> LanczosState:
-        """Return the state that the log has, whose basis and projection are here now, or that of the first block.
+        """Load the state of the log into this space, or start from the first block; return the state.
 
-        A state of `max_products` or more is past the end of this iteration.
+        A state of `max_products` or more products is ignored, because it is past the end of this iteration.
         """
         state = log.load(self.basis)
         if state is None or state.n_products >= max_products:
@@ -186,7 +186,7 @@ class _KrylovSpace:
         return state
 
     def run_block_step(self, block: Array, multiply: Multiply) -> tuple[Array, Array]:
-        """Append a block to the basis; return Q, R: ``Q R`` is its product with the matrix, orthogonal to the basis."""
+        """Append a block to the basis; return Q and R, with ``Q R`` the part of its product orthogonal to the basis."""
         first, last = self.count, self.count + block.shape[1]
         self.basis[:, first:last] = block
         self.count = last
@@ -200,7 +200,7 @@ class _KrylovSpace:
         return block, second_triangle @ triangle
 
     def _orthogonalize(self, block: Array) -> tuple[Array, Array]:
-        """Return the part of a block that is orthogonal to the basis, and the block's products with the basis."""
+        """Return the part of a block that is orthogonal to the basis, and the inner products of basis and block."""
         basis = self.basis[:, : self.count]
         products = basis.T @ block
         return block - basis @ products, products
@@ -221,7 +221,7 @@ class _KrylovSpace:
     def restart(self, values: Array, vectors: Array) -> None:
         """Replace the basis by some of the Ritz vectors."""
         kept = len(values)
-        for rows in row_slices(len(self.basis), _RESTART_ROWS):  # in place, but for a few rows
+        for rows in row_slices(len(self.basis), _RESTART_ROWS):  # in place, with a temporary array of a few rows
             self.basis[rows, :kept] = self.basis[rows, : self.count] @ vectors
         self.projected[:] = 0.0
         self.projected[:kept, :kept] = np.diag(values)
@@ -229,7 +229,7 @@ class _KrylovSpace:
 
 
 def _bring_squares_into_range(values: Array) -> tuple[Array, float]:
-    """Return values divided by a power of two, and that power: 1 unless their squares would overflow or underflow.
+    """Return values divided by a power of two, and the power, which is 1 unless squares would overflow or underflow.
 
     >>> values, unit = _bring_squares_into_range(np.array([0.0, 3e-200]))
     >>> bool(1 <= values.max() < 2), float(values.max() * unit)
@@ -243,7 +243,7 @@ def _bring_squares_into_range(values: Array) -> tuple[Array, float]:
 
 
 def _orthonormalize(block: Array) -> tuple[Array, Array]:
-    """Return Q and R of a block (n, p), by Cholesky QR: Q is orthonormal up to eps times the squared condition."""
+    """Return Q and R of a block (n, p) by Cholesky QR; Q is orthonormal up to eps times the squared condition."""
     block, unit = _bring_squares_into_range(block)
     gram = block.T @ block
     try:
@@ -258,9 +258,9 @@ def _orthonormalize(block: Array) -> tuple[Array, Array]:
 
 
 def _choose_next_test(products: int, missing: float, total: float) -> int:
-    """Return after how many products to test again, from how fast the residual has fallen so far.
+    """Return the number of products after which to test convergence again, from the rate of convergence so far.
 
-    The residual is `missing` times its limit after some products, and was about `total` times it before the first.
+    After `products` products, the residual is `missing` times its limit; before the first, it was about `total` times.
 
     >>> _choose_next_test(6, 1e8, 1e15), _choose_next_test(9, 1e6, 1e15), _choose_next_test(12, 2.0, 1e15)
     (9, 13, 13)
@@ -294,13 +294,13 @@ def largest_eigenpairs(
         Largest residual of a converged pair, as a share of its eigenvalue. Residuals of ``4 eps`` of the largest
         eigenvalue are always accepted.
     max_products : int
-        Largest number of products; after it the current pairs are returned, converged or not.
+        Largest number of products; after them the current pairs are returned, converged or not.
     noise : float
-        Error that rounding adds to a product with a vector of length 1; residuals up to it are accepted.
+        Rounding error of a product with a vector of length 1; residuals up to it are accepted.
     basis_columns : int, optional
         Capacity of the basis in columns, at least 2 (q + p); `choose_basis_columns` by default.
     step_log : StepLog
-        Keeps the state after each product; the iteration begins with the state that it has. By default nothing is kept.
+        Log that keeps the state after each product; the iteration resumes from its state. By default nothing is kept.
 
     Notes
     -----
@@ -312,7 +312,7 @@ def largest_eigenpairs(
     state = space.resume(step_log, start, max_products)
     block, next_test, lowest, logged = state.block, state.next_test, state.lowest, space.count
     done = state.n_products
-    del state  # the block is freed when the next one is there
+    del state  # so that the block is freed when it is replaced
     for products in range(done + 1, max_products + 1):
         if products > done + 1 or not done:
             step_log.save(space.make_state(block, products - 1, next_test, lowest), logged)
@@ -324,7 +324,7 @@ def largest_eigenpairs(
             continue
         values, vectors = space.compute_ritz_pairs()
         lowest = min(lowest, float(values[0]))
-        # The next block is orthogonal to the basis, so these are the lengths of A v - value v.
+        # The next block is orthogonal to the basis, so the residuals A v - value v have these lengths.
         remainder, unit = _bring_squares_into_range(triangle @ vectors[space.count - p :])
         residuals = unit * np.linalg.norm(remainder, axis=0)
         best = slice(space.count - min(q, space.count), None)

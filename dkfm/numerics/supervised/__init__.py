@@ -1,1 +1,1 @@
-"""Learn from labels or targets: discriminants, and ridge regression, from a Gram matrix or the features of a map."""
+"""Learn discriminants and ridge regressions from labels or targets, with a Gram matrix or the features of a map."""

@@ -1,4 +1,4 @@
-"""Hold the classes of training rows, with their weights, and the scatter within them."""
+"""Hold the classes and weights of training rows, and compute the scatter within the classes."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +13,7 @@ Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 
 _SMALLEST = 1e-303
-"""Smallest sum of variances, below which those of some directions lose digits."""
+"""Smallest sum of variances; below it, variances of some directions lose digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class Classes:
 
     @property
     def class_weight_shares(self) -> Array:
-        """Share of each class in the weights, (C,)."""
+        """Sum of the weights of each class, divided by the sum of all weights, (C,)."""
         return self.class_weight_sums / self.total
 
     @property
     def effective_priors(self) -> Array:
-        """Prior probabilities of the classes, or their shares if none are given, (C,)."""
+        """Prior probabilities of the classes, (C,); if none are given, their shares of the weights."""
         return self.class_weight_shares if self.priors is None else self.priors
 
     def weighted_columns(self) -> Array:

@@ -19,13 +19,13 @@ from dkfm.numerics.supervised.spectral_gram import MATRIX, SpectralGram, decompo
 from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
 _MIN_BETWEEN = 1e-10
-"""Share of a direction's variance between the classes below which it comes from rounding."""
+"""Share of the variance of a direction below which its variance between the classes is rounding error."""
 
 _MIN_WITHIN = 1e-12
-"""Share of a direction's variance within the classes below which the inverted matrix is numerically singular."""
+"""Share of the variance of a direction below which its variance within the classes is numerically zero."""
 
 _MAX_ROUNDING = 1e-6
-"""Share of the ridge up to which rounding allows a Cholesky factor: the relative error is then about this share."""
+"""Largest rounding, as a share of the ridge, for which a Cholesky factor is used; it is about the relative error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class Discriminants:
     direction_inner_products: Array | None = None
     """Inner products u'u of the discriminants of a map. Shape (q, q)."""
     rounding: float = 0.0
-    """Share of the directions that rounding of eigenvalues may change, where the scores of training rows may not show
-    it: with unequal weights, or, as 1, if the ridge is nothing beside it."""
+    """Relative change of the directions that rounding of eigenvalues may cause without changing the training scores:
+    positive for unequal weights, and 1 if the ridge is negligible beside rounding."""
 
 
 def solve_discriminants(
@@ -62,11 +62,11 @@ def solve_discriminants(
     classes : Classes
         Classes of the rows.
     shrinkage : float
-        Sets ``lambda = shrinkage tr(S_w) / N``, with N the sum of the weights.
+        Shrinkage, with ``lambda = shrinkage tr(S_w) / N`` and N the sum of the weights.
     by_eigenvalues : bool, optional
-        Whether to decompose the matrix. This detects a kernel that is not positive semi-definite, and leaves out
-        eigenvalues that are rounding. Otherwise one Cholesky factor is computed, which needs a ridge above rounding. By
-        default the matrix is decomposed if rounding exceeds a millionth of the ridge.
+        Whether to decompose the matrix, which detects a kernel that is not positive semi-definite and drops eigenvalues
+        that are rounding errors. Otherwise a Cholesky factor is computed, which needs a ridge above rounding. By
+        default, the matrix is decomposed if rounding exceeds a millionth of the ridge.
     on_indefinite : {"raise", "clip"}
         Whether to raise an error or to drop the negative part.
 
@@ -79,11 +79,12 @@ def solve_discriminants(
 
     Notes
     -----
-    Let ``G = S K S'`` as in `kernel_components`, Y be the centred indicators of the classes, F their shares,
-    ``R = (G + N lambda)^(-1)``, and ``E = lambda Y'RY``, the residual of a ridge regression of Y. The eigenproblem
-    ``E a = theta F a`` gives ``u = S'R Y a / sqrt(theta (1 - theta))``, the ratio ``(1 - theta) / theta``, and the
-    scores ``a sqrt(ratio)`` of the class means. No nearly equal numbers are subtracted, and no root of K is needed.
-    Hastie, Buja and Tibshirani, "Penalized discriminant analysis" (1995), for the regression.
+    Let ``G = S K S'`` as in `kernel_components`, Y be the centred indicators of the classes, F the diagonal matrix of
+    their shares of the weights, ``R = (G + N lambda)^(-1)``, and ``E = lambda Y'RY``, the residual of a ridge
+    regression of Y. The eigenproblem ``E a = theta F a`` gives ``u = S'R Y a / sqrt(theta (1 - theta))``, the ratio
+    ``(1 - theta) / theta``, and the scores ``a sqrt(ratio)`` of the class means. No nearly equal numbers are
+    subtracted, and no root of K is needed. The regression is that of Hastie, Buja and Tibshirani, "Penalized
+    discriminant analysis" (1995).
     """
     weighting, Y = Weighting(classes.weights), classes.sqrt_weighted_centred_indicators()
     means = center_and_weigh_gram_in_place(K, weighting)
@@ -120,7 +121,7 @@ def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes
             f"The coefficients of discriminants with a ridge of {ridge:.1e} overflow; scale the kernel or the rows up."
         )
     directions = solve_directions(residual / classes.total, classes)
-    with np.errstate(over="ignore", invalid="ignore"):  # the certificate of what overflows is an error
+    with np.errstate(over="ignore", invalid="ignore"):  # the certificate reports values that overflow
         b = Weighting(classes.weights).apply_weighted_centring_adjoint(C @ directions.combinations)
     return Discriminants(b, means @ b, directions.between_class_variances, directions.means, ridge / classes.total)
 
@@ -157,7 +158,7 @@ def solve_discriminants_of_map(
         V = cho_solve(cho_factor(within, lower=True, overwrite_a=True, check_finite=False), centred.T)
     except LinAlgError:
         raise _make_singular_error(0.0) from None
-    # Ratios of the variance between to that within the classes, in the span of the class means.
+    # Solve for the ratio of the variance between the classes to that within, in the span of the class means.
     roots = np.sqrt(shares)
     ratios, g = (part[..., ::-1] for part in _eigh_orthogonal_to(roots, (centred @ V) * np.outer(roots, roots)))
     kept = ratios > _MIN_BETWEEN
@@ -171,7 +172,7 @@ def solve_discriminants_of_map(
 
 
 def make_discriminant_heads(found: Discriminants, classes: Classes, n_components: int | None) -> dict[str, Head]:
-    """Return the heads of discriminants: "scores" has the first `n_components`, and the decisions use all."""
+    """Return the heads of discriminants: "scores" has the first `n_components` of them, decisions use all."""
     offset, (T, constants) = found.offset, decision_functions(found.means, classes.effective_priors)
     decision = Head(found.weights @ T, offset @ T + constants)
     probability_link = links.SIGMOID if classes.n_columns == 2 else links.SOFTMAX
@@ -186,9 +187,9 @@ def make_discriminant_heads(found: Discriminants, classes: Classes, n_components
 def decision_functions(means: Array, priors: Array) -> tuple[Array, Array]:
     """Return the coefficients (q, C) and offsets (C,) of the decision functions of scores.
 
-    The decision for a class is ``log prior - |s - m_c|^2 / 2`` for scores s and the scores m_c of the class mean,
-    without the term ``-|s|^2 / 2`` that all classes have. This is linear discriminant analysis with the covariance
-    ``S_w + lambda``. Two classes have one decision function: that of the second less that of the first.
+    The decision function of a class is ``log prior - |s - m_c|^2 / 2`` for scores s and the scores m_c of the class
+    mean, without the term ``-|s|^2 / 2``, which is the same for all classes. This is linear discriminant analysis with
+    the covariance ``S_w + lambda``. Two classes have one decision function: that of the second minus that of the first.
     """
     T, constants = means.T, np.einsum("ij,ij->i", means, means) / 2 - np.log(priors)
     if len(priors) == 2:
@@ -197,14 +198,14 @@ def decision_functions(means: Array, priors: Array) -> tuple[Array, Array]:
 
 
 def _compute_gram_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
-    """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
+    """Return ``N lambda``, with lambda the `Discriminants.ridge`; raise if the variance within classes is rounding."""
     Y = Y / np.sqrt(classes.class_weight_sums)  # products with large or small weights stay in range
     between = np.einsum("ij,ij->j", Y, G @ Y)
     return shrinkage * (within_class_scatter_trace(float(np.trace(G)), between) / classes.total)
 
 
 def require_ridge_above_rounding(ridge: float, rounding: float, trace: float) -> None:
-    """Raise an InvalidInputError if a ridge is nothing beside the rounding of a centred Gram matrix."""
+    """Raise an InvalidInputError if a ridge is negligible beside the rounding errors of a centred Gram matrix."""
     if ridge <= max(ROUNDING_SHARE * trace, 4 * rounding):
         raise InvalidInputError(
             f"A ridge of {ridge:.1e} is nothing beside the rounding of kernel values whose variance is {trace:.1e}; "
@@ -260,7 +261,7 @@ def _eigh_orthogonal_to(v: Array, M: Array) -> tuple[Array, Array]:
 
 
 def _diagonalize_prior_scatter(combinations: Array, means: Array, ratios: Array, classes: Classes) -> _Directions:
-    """Rotate directions to those of the priors; fix signs by the class means, which are the same in every basis."""
+    """Rotate directions so that the prior-weighted scatter is diagonal; fix signs by the class means."""
     if classes.priors is not None and len(ratios):
         from scipy.linalg import eigh
 

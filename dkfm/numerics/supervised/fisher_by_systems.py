@@ -14,7 +14,7 @@ from dkfm.numerics.supervised.spectral_gram import estimate_rounding
 from dkfm.numerics.weighting import Weighting
 
 _MAX_ROUNDING = 1e-6
-"""Largest rounding of the matrix that is not centred, as a share of the ridge: about the error of the solution."""
+"""Largest rounding of the uncentred matrix, as a share of the ridge; it is about the relative error of the solution."""
 
 
 def solve_discriminants_by_systems(

@@ -1,7 +1,7 @@
 """Solve kernel ridge regressions: by a Cholesky factor, or from an eigendecomposition for a path of penalties.
 
 With weights w and ``S = diag(sqrt w)``, the coefficients are ``c = S A^(-1) S y`` with ``A = S K S + alpha``, and the
-prediction of a row z is ``k(z, X) c``. It minimizes ``sum_n w_n (y_n - f(x_n))^2 + alpha |f|^2``.
+prediction for a row z is ``f(z) = k(z, X) c``. It minimizes ``sum_n w_n (y_n - f(x_n))^2 + alpha |f|^2``.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class Targets:
 
 @dataclass(frozen=True, eq=False)
 class RidgeSolution:
-    """Coefficients of a kernel ridge regression, and what it predicts of its training rows."""
+    """Coefficients of a kernel ridge regression, and its predictions for the training rows."""
 
     alphas: Array
     """Penalty of each target. Shape (q,)."""
@@ -81,15 +81,15 @@ class RidgeSolution:
     max_abs_targets: Array
     """Largest absolute value of each target. Shape (q,)."""
     left_out: Array | None = None
-    """Prediction of each training row by the regression on all others; None if it was not asked for. Shape (N, q)."""
+    """Prediction of each training row by the regression on all others; None if not requested. Shape (N, q)."""
     path_errors: Array | None = None
-    """Weighted mean squared errors of such predictions for each penalty of a path and each target, or over all targets.
+    """Weighted mean squared errors of left-out rows for each penalty of a path and each target, or over all targets.
     Shape (m, q) or (m, 1)."""
 
     def bound_norms(self, errors: Array) -> Array:
-        """Return the norm ``sqrt(c'Kc)`` of each regression function, (q,), plus the error that it may have.
+        """Return an upper bound of the norm ``sqrt(c'Kc)`` of each regression function, (q,).
 
-        `errors` (q,) are the largest differences of K c and the fitted values, from which the norm is computed.
+        The norm is computed from the fitted values; `errors` (q,) are their largest differences from K c.
         """
         sizes, values = np.abs(self.coefficients), np.abs(self.fitted_values) + self.max_abs_targets
         squares = np.einsum("ij,ij->j", self.coefficients, self.fitted_values)
@@ -120,14 +120,15 @@ def solve_ridge(
     Raises
     ------
     NotPSDError
-        The Gram matrix has eigenvalues below the penalty, with a negative sign.
+        The Gram matrix has an eigenvalue below minus the penalty.
     InvalidInputError
-        Rows are to be left out with a penalty that is nothing beside rounding.
+        Leave-one-out predictions are requested with a penalty that is negligible beside rounding.
 
     Warns
     -----
     DkfmWarning
-        Beside such a penalty, eigenvalues were left out: the solution is that of least squares and least norm.
+        The penalty is negligible beside rounding, and eigenvalues that are rounding errors were dropped: the solution
+        is the minimum-norm least-squares solution.
     """
     targets.weigh_gram_in_place(K)
     lowest, rounding = float(alphas.min()), estimate_rounding(K.diagonal())
@@ -144,16 +145,16 @@ def solve_ridge(
 def solve_ridge_path(
     K: Array, targets: Targets, path: Array, *, per_target: bool, on_indefinite: str = "raise"
 ) -> RidgeSolution:
-    """Solve a kernel ridge regression with that penalty of a path that predicts left-out rows best.
+    """Solve a kernel ridge regression with the penalty of a path that predicts left-out rows best.
 
-    One eigendecomposition serves all penalties. The arguments are those of `solve_ridge`, the `path` (m,) of penalties,
-    and `per_target`, whether each target has a penalty of its own; of several that predict as well, the largest is
-    taken.
+    One eigendecomposition is used for all penalties. The arguments are those of `solve_ridge`, the `path` (m,) of
+    penalties, and `per_target`, which says whether each target has its own penalty. Of several penalties that predict
+    equally well, the largest is taken.
 
     Raises
     ------
     InvalidInputError
-        A penalty is nothing beside rounding.
+        A penalty is negligible beside rounding.
     """
     targets.weigh_gram_in_place(K)
     lowest, rounding = float(path.min()), estimate_rounding(K.diagonal())
@@ -175,12 +176,12 @@ def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) 
     """Return the coefficients (r, q) of ridge regressions in the features phi of a map, and their rounding.
 
     `second_moment` (r, r) is ``sum w phi phi'``, overwritten, and `target_sums` (r, q) are ``sum w phi y'``. The
-    rounding is the share of the coefficients that errors of these sums may change.
+    rounding is the relative change of the coefficients that errors of these sums may cause.
 
     Raises
     ------
     InvalidInputError
-        A penalty is nothing beside rounding.
+        A penalty is negligible beside rounding.
     """
     if not len(second_moment):  # the map has no features
         return np.zeros(target_sums.shape), 0.0
@@ -198,12 +199,12 @@ def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) 
 
 
 def estimate_rounding(diagonal: Array) -> float:
-    """Return the penalty up to which rounding of a Gram matrix with this diagonal decides the solution."""
+    """Return the penalty below which the rounding of a Gram matrix with this diagonal dominates the solution."""
     return 4 * EPS * len(diagonal) * float(np.abs(diagonal).max(initial=0.0))
 
 
 def why_eigenvalues(alphas: Array, diagonal: Array, on_indefinite: str) -> str:
-    """Return why a weighted Gram matrix with this diagonal must be decomposed; empty if a factor serves."""
+    """Return the reason why a weighted Gram matrix must be decomposed; empty if a Cholesky factor suffices."""
     if on_indefinite == "clip":
         return 'on_indefinite="clip" drops eigenvalues'
     if len(np.unique(alphas)) > _MAX_FACTORS:
@@ -222,7 +223,7 @@ def predict_left_out(targets: Targets, scaled_coefficients: Array, inverse_diago
     scaled_coefficients : ndarray of shape (N, q)
         ``A^(-1) S y``.
     inverse_diagonal : ndarray of shape (N, 1) or (N, q)
-        Diagonal of ``A^(-1)``, of the penalty of each target.
+        Diagonal of ``A^(-1)``, one column for all targets or one for the penalty of each.
     """
     predictions: Array = targets.values - scaled_coefficients / (inverse_diagonal * targets.roots)
     return predictions
@@ -247,7 +248,7 @@ def solve_each_penalty(targets: Targets, alphas: Array, solve: Solve) -> RidgeSo
 
 
 def _solve_by_factors(K: Array, targets: Targets, alphas: Array, leave_one_out: bool) -> RidgeSolution:
-    """Solve by one Cholesky factor for each penalty; the upper triangle keeps the matrix for the next."""
+    """Solve by one Cholesky factor for each penalty; the upper triangle keeps the matrix for the next penalty."""
     from scipy.linalg import cho_solve, lapack
 
     diagonal, restored = K.diagonal().copy(), float(alphas.min())
@@ -268,7 +269,7 @@ def _solve_by_factors(K: Array, targets: Targets, alphas: Array, leave_one_out: 
 
 
 def make_indefinite_error(row: int, alpha: float) -> NotPSDError:
-    """Return the error of a matrix that the penalty does not lift above 0, found at a row of its factor."""
+    """Return the error of a matrix that is not positive definite with the penalty; the factor broke down at `row`."""
     return NotPSDError(
         f"{_MATRIX} is not positive semi-definite: with alpha = {alpha:.6g} its Cholesky factor breaks down at row "
         f'{row}; choose another kernel, a larger alpha, or drop the negative part with on_indefinite="clip" '
@@ -277,7 +278,7 @@ def make_indefinite_error(row: int, alpha: float) -> NotPSDError:
 
 
 def _sum_squares_of_inverse(factor: Array) -> Array:
-    """Return the diagonal (N,) of the inverse of a factored matrix; the lower triangle of the factor is inverted."""
+    """Return the diagonal (N,) of the inverse of a factored matrix; the factor is overwritten by its inverse."""
     from scipy.linalg import lapack
 
     inverse, _ = lapack.dtrtri(factor, lower=1, overwrite_c=1)
@@ -291,22 +292,22 @@ def _sum_squares_of_inverse(factor: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class _Decomposed:
-    """Eigendecomposition of a weighted Gram matrix, and the targets in its eigenvectors."""
+    """Eigendecomposition of a weighted Gram matrix, and the coordinates of the targets in its eigenvectors."""
 
     targets: Targets
     values: Array
-    """Eigenvalues, ascending; 0 for negative ones that are dropped, or rounding beside the penalty. Shape (N,)."""
+    """Eigenvalues, ascending; 0 if dropped because they are negative, or rounding beside the penalty. Shape (N,)."""
     vectors: Array
-    """Shape (N, N)."""
+    """Eigenvectors, in columns. Shape (N, N)."""
     coordinates: Array
     """``vectors' S y``. Shape (N, q)."""
     first_kept: int
-    """Number of the first eigenvalue that takes part in predictions: those below are rounding, or dropped."""
+    """Index of the first eigenvalue that predictions use; smaller ones are rounding errors, or dropped."""
     is_clipped: bool
 
     @classmethod
     def from_gram(cls, K: Array, targets: Targets, on_indefinite: str, alpha: float) -> "_Decomposed":
-        """Decompose a weighted Gram matrix, which is overwritten; with "raise" it must be above -alpha."""
+        """Decompose a weighted Gram matrix, which is overwritten; "raise" requires eigenvalues above -alpha."""
         rounding = estimate_rounding(K.diagonal())
         values, vectors = eigh_in_place(K)
         lowest, highest = float(values[0]), float(values[-1])
@@ -348,7 +349,7 @@ class _Decomposed:
         """Return the weighted mean squared errors (q,) of the predictions of left-out rows."""
         self._require_unclipped()
         scaled = self.vectors @ (self.coordinates / (self.values[:, np.newaxis] + alpha))
-        errors = scaled / inverse_diagonal[:, np.newaxis]  # times the square roots of the weights
+        errors = scaled / inverse_diagonal[:, np.newaxis]  # errors times the square roots of the weights
         means: Array = np.square(errors).sum(axis=0) / self.targets.weights.sum()
         return means
 

@@ -1,8 +1,8 @@
 """Choose the shrinkage of Fisher discriminants by stratified cross-validation.
 
-Discriminants are a ridge regression of the class indicators, and what a ridge regression predicts of left-out rows is
-known in closed form. So one decomposition of the Gram matrix of all rows serves every fold and every shrinkage, unless
-a negative part has to be dropped, or one fold has nearly all of the rows' squared lengths.
+Discriminants are a ridge regression of the class indicators, and the predictions of a ridge regression for left-out
+rows have a closed form. So one decomposition of the Gram matrix of all rows is used for all folds and shrinkages,
+unless a negative part must be dropped, or the rows of one fold have nearly the whole sum of squared lengths k(x, x).
 """
 
 from collections.abc import Iterator
@@ -25,23 +25,23 @@ from dkfm.numerics.supervised.spectral_gram import SpectralGram, decompose_gram
 from dkfm.numerics.weighting import Weighting
 
 SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
-"""Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""
+"""Candidate shrinkages: 1e-6 to 100, two for each power of ten."""
 
 _FOLDS = 5
 """Number of folds of the cross-validation."""
 
 _MIN_REST = 1e-2
-"""Smallest share of the squared lengths that the rows outside a fold have if one decomposition is as exact as five."""
+"""Share of the squared lengths that the rows outside each fold need for one decomposition to be as exact as five."""
 
 _SHARED_SQUARES, _THREAD_SQUARES = 1.25, 0.25
-"""Number of (N, N) arrays that `choose_shrinkage` needs beside the decomposition, and for each thread."""
+"""Number of (N, N) arrays that `choose_shrinkage` needs besides the decomposition, and further ones for each thread."""
 
 _PRODUCT_COLUMNS = 512
 """Number of columns that are scaled and multiplied together."""
 
 
 def predict_choice_seconds(n: int) -> float:
-    """Predict the seconds in which `choose_shrinkage` chooses for N rows, at 4.6e10 multiplications a second.
+    """Predict the seconds of `choose_shrinkage` for N rows, at 4.6e10 multiplications per second.
 
     >>> round(predict_choice_seconds(4000), 1)
     4.7
@@ -50,7 +50,7 @@ def predict_choice_seconds(n: int) -> float:
 
 
 def count_threads(n: int, room: int, most: int) -> int:
-    """Return how many of at most `most` threads `choose_shrinkage` may have, in `room` bytes beside the decomposition.
+    """Return the number of threads, up to `most`, of `choose_shrinkage` in `room` bytes besides the decomposition.
 
     >>> [count_threads(1000, squares * 8 * 1000**2, 16) for squares in (1, 2, 3, 5)]
     [1, 3, 7, 15]
@@ -59,10 +59,10 @@ def count_threads(n: int, room: int, most: int) -> int:
 
 
 def choose_shrinkage(spectral: SpectralGram, classes: Classes, threads: int = 1) -> float:
-    """Return the shrinkage of `SHRINKAGE_GRID` that predicts the largest weight of rows; of several, the largest.
+    """Return the shrinkage of `SHRINKAGE_GRID` with the largest weight of correct predictions; the largest of ties.
 
-    The rows of each class are dealt in order to five folds, and each fold is predicted from the other four. The row of
-    a class of one row is in no fold, and is always trained on.
+    The rows of each class are assigned in turn to five folds, and each fold is predicted from the other four. The row
+    of a class of one row is in no fold, and is always a training row.
 
     Parameters
     ----------
@@ -71,18 +71,18 @@ def choose_shrinkage(spectral: SpectralGram, classes: Classes, threads: int = 1)
     classes : Classes
         Classes and weights of the N rows.
     threads : int, default=1
-        Number of shrinkages that are tried at the same time. More than one pays if BLAS has one thread.
+        Number of shrinkages that are tried at the same time. More than one is useful if BLAS has one thread.
 
     Raises
     ------
     InvalidInputError
-        No shrinkage predicts a row right.
+        No shrinkage predicts any row correctly.
     """
     return _choose_by_weights(weigh_correct_predictions(spectral, classes, threads))
 
 
 def weigh_correct_predictions(spectral: SpectralGram, classes: Classes, threads: int = 1) -> Array:
-    """Return the weight of the rows that each shrinkage of `SHRINKAGE_GRID` predicts right; see `choose_shrinkage`."""
+    """Return the weight of the correctly predicted rows for each shrinkage; see `choose_shrinkage`."""
     regression = _Regression.from_eigenvectors(spectral, classes)
     return _weigh_correct_in_folds((_LeftOutRows(regression, test) for test in _split_rows(classes)), threads)
 
@@ -90,8 +90,8 @@ def weigh_correct_predictions(spectral: SpectralGram, classes: Classes, threads:
 def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) -> float:
     """Return the shrinkage as `choose_shrinkage` does, from a decomposition of each fold.
 
-    A kernel that is not positive semi-definite needs it: without its negative part, the Gram matrix of some rows is not
-    a block of the Gram matrix of all rows, so no closed form exists.
+    A kernel that is not positive semi-definite needs this: without its negative part, the Gram matrix of some rows is
+    not a block of the Gram matrix of all rows, so no closed form exists.
 
     Parameters
     ----------
@@ -108,31 +108,31 @@ def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) ->
 
 
 def has_dominant_fold(diagonal: Array, classes: Classes) -> bool:
-    """Return whether the rows of one fold are so long that beside them rounding spoils the others.
+    """Return whether the rows of one fold are so long that rounding errors relative to them spoil the other rows.
 
-    Rounding is relative to the largest rows. A decomposition of all rows would lose digits that one without them has.
-    `diagonal` (N,) has the squared lengths ``k(x, x)``.
+    A decomposition of all rows would then lose digits that a decomposition without this fold keeps. `diagonal` (N,)
+    holds the squared lengths ``k(x, x)``.
     """
     squares = classes.weights * np.abs(diagonal)
     return any(np.delete(squares, test).sum() < _MIN_REST * squares.sum() for test in _split_rows(classes))
 
 
 class _Fold(Protocol):
-    """Left-out rows, and a ridge regression of the class indicators Y of the others."""
+    """Left-out rows, and a ridge regression of the class indicators Y of the training rows."""
 
     @property
     def training_classes(self) -> Classes:
-        """Classes of the rows that are trained on."""
+        """Classes of the training rows."""
 
     @property
     def test_classes(self) -> Classes:
         """Classes of the left-out rows."""
 
     def within_class_scatter_trace(self) -> float:
-        """Return the trace of the scatter within the classes, N tr(S_w), of the rows that are trained on."""
+        """Return the trace of the scatter within the classes, N tr(S_w), of the training rows."""
 
     def predict_indicators(self, ridge: float) -> tuple[Array, Array]:
-        """Return the predictions (m, C) of the left-out rows, and ``ridge Y'RY`` (C, C) of the others."""
+        """Return the predictions (m, C) of the left-out rows, and ``ridge Y'RY`` (C, C) of the training rows."""
 
 
 def _choose_by_weights(correct: Array) -> float:
@@ -147,7 +147,7 @@ def _weigh_correct_in_folds(folds: Iterator[_Fold], threads: int) -> Array:
     """Return the weight of the correctly predicted rows, for each shrinkage of `SHRINKAGE_GRID`."""
     correct = np.zeros(len(SHRINKAGE_GRID))
     for fold in folds:
-        # Threads that have ended hold no fold: each is freed before there is the next one.
+        # Threads that have ended hold no reference to a fold, so each fold is freed before the next one is created.
         with (
             suppress(InvalidInputError),  # the training rows do not vary within their classes
             ThreadPoolExecutor(threads, thread_name_prefix="dkfm-shrinkage") as pool,
@@ -159,7 +159,7 @@ def _weigh_correct_in_folds(folds: Iterator[_Fold], threads: int) -> Array:
 
 
 def _correct_weight(fold: _Fold, spread: float, shrinkage: float) -> float:
-    """Return the weight of the left-out rows of a fold that a shrinkage predicts right; 0 if it is too small for it."""
+    """Return the weight of the correctly predicted left-out rows of a fold; 0 if the shrinkage is too small."""
     training, test = fold.training_classes, fold.test_classes
     try:
         predictions, residual = fold.predict_indicators(shrinkage * spread / training.total)
@@ -176,30 +176,30 @@ def _correct_weight(fold: _Fold, spread: float, shrinkage: float) -> float:
 class _Regression:
     """Ridge regression of the class indicators of all rows, in an orthonormal basis.
 
-    The basis spans all that is orthogonal to ``D^(1/2) 1``. It has vectors of eigenvalue 0 too, because ``1 - hat``
-    would subtract nearly equal numbers without them.
+    The basis spans the orthogonal complement of ``D^(1/2) 1``. It includes vectors of eigenvalue 0, because without
+    them ``1 - hat`` would subtract nearly equal numbers.
     """
 
     classes: Classes
     values: Array
     """Eigenvalues above rounding. Shape (r,)."""
     basis: Array
-    """Orthonormal vectors; the last r are the eigenvectors of these eigenvalues. Shape (N, N - 1)."""
+    """Orthonormal vectors; the last r are the eigenvectors of `values`. Shape (N, N - 1)."""
     coordinates: Array
-    """Coordinates of the centred indicators, the sums of the classes. Shape (N - 1, C)."""
+    """Coordinates of the centred class indicators. Shape (N - 1, C)."""
     weighted_squared_distances: Array
     """Weight of each row times its squared distance from the mean of all rows. Shape (N,)."""
 
     @classmethod
     def from_eigenvectors(cls, spectral: SpectralGram, classes: Classes) -> Self:
         # D^(1/2) 1 has eigenvalue 0, but rounding mixes it with the eigenvectors of other small eigenvalues. A
-        # reflection turns the vector of the lowest eigenvalue into it, and makes all others orthogonal to it.
+        # reflection maps the eigenvector of the lowest eigenvalue to it, and makes all others orthogonal to it.
         vectors = spectral.all_vectors
         q = (np.sqrt(classes.weights) / np.sqrt(classes.total)) @ vectors
         q[0] += np.copysign(1.0, q[0])
         basis = np.array(vectors[:, 1:], order="F")
         basis = blas.dger(-2 / float(q @ q), vectors @ q, q[1:], a=basis, overwrite_a=1)
-        # Rounding may leave the eigenvalue of D^(1/2) 1 above the cut.
+        # The computed eigenvalue of D^(1/2) 1 may be above the rounding threshold.
         values = spectral.values[max(0, len(spectral.values) - basis.shape[1]) :]
         eigenvectors = basis[:, basis.shape[1] - len(values) :]
         lengths = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, values)
@@ -228,7 +228,7 @@ class _LeftOutRows:
 
     @cached_property
     def _training_sum(self) -> Array:
-        """Sum of the training rows, in the eigenvectors, (r,); that of all rows is 0."""
+        """Sum of the training rows, in coordinates of the eigenvectors, (r,); the sum of all rows is 0."""
         total: Array = -(np.sqrt(self.test_classes.weights) @ self._vectors)
         return total
 
@@ -243,13 +243,13 @@ class _LeftOutRows:
 
     def predict_indicators(self, ridge: float) -> tuple[Array, Array]:
         values, coordinates = self._regression.values, self._regression.coordinates
-        # Share of each coordinate that the residuals keep.
+        # Factor of each coordinate in the residuals.
         kept = np.concatenate([np.ones(self._first), ridge / (values + ridge)])[:, np.newaxis]
         P = self._null_products.copy()
         for columns in row_slices(len(values), _PRODUCT_COLUMNS):
             scaled = self._vectors[:, columns] * np.sqrt(kept[self._first :, 0][columns])
             P += scaled @ scaled.T
-        factor = np.linalg.cholesky(P), True  # unlike SciPy's, it lets the other threads run
+        factor = np.linalg.cholesky(P), True  # unlike SciPy's, it releases the GIL
         errors = cho_solve(factor, self._basis @ (kept * coordinates), overwrite_b=True, check_finite=False)
         corrected = coordinates - self._basis.T @ errors
         fitted = (values / (values + ridge))[:, np.newaxis] * corrected[self._first :]
@@ -259,7 +259,7 @@ class _LeftOutRows:
 
 @dataclass(frozen=True, eq=False)
 class _DecomposedFold:
-    """A fold whose training rows have a decomposition of their own."""
+    """A fold whose training rows have their own decomposition."""
 
     training_classes: Classes
     test_classes: Classes
@@ -290,7 +290,7 @@ def _split_rows(classes: Classes) -> list[Indices]:
 
 
 def _assign_folds(classes: Classes) -> Codes:
-    """Return the fold of each row, (N,); -1 for a row that is alone in its class."""
+    """Return the fold of each row, (N,); -1 for a row that is the only one of its class."""
     folds, start = np.full(len(classes.codes), -1, np.int64), 0
     for code in range(classes.n_columns):
         rows = np.flatnonzero(classes.codes == code)

@@ -1,4 +1,4 @@
-"""Decompose a centred Gram matrix for discriminants of any ridge, and tell its eigenvalues from rounding."""
+"""Decompose a centred Gram matrix for discriminants with any ridge, and separate its eigenvalues from rounding."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ MATRIX = "The centred Gram matrix of this kernel"
 """Name of the matrix in messages."""
 
 _CUT = 16.0
-"""Factor of the rounding error of an eigenvalue up to which it is taken for rounding."""
+"""Eigenvalues up to this factor times their rounding error count as rounding."""
 
 _ONE_SIDED = 4.0
-"""Ratio of the largest to the most negative eigenvalue that seems to be rounding from which on some are none."""
+"""Ratio of the largest to the most negative eigenvalue counted as rounding above which some are not rounding."""
 
 _CLEAR_GAP = 1e6
-"""Ratio of the lowest eigenvalue above rounding to rounding from which on the matrix seems to have a lower rank."""
+"""Ratio of the lowest eigenvalue above rounding to rounding above which the matrix counts as rank-deficient."""
 
 _BLOCK_ROWS = 256
 _TINY = float(np.finfo(np.float64).tiny)
@@ -32,10 +32,11 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True, eq=False)
 class SpectralGram:
-    """Eigenpairs above rounding of a centred Gram matrix, and the indicators Y in them: ``R Y`` for any ridge."""
+    """Eigenpairs of a centred Gram matrix above rounding, and coordinates of Y: they give ``R Y`` for any ridge."""
 
     values: Array
-    """Eigenvalues above rounding, ascending, or all that count beside a ridge. Shape (r,)."""
+    """Eigenvalues above rounding, ascending; after `include_small_values`, also those that matter with a ridge. Shape
+    (r,)."""
     all_vectors: Array
     """Eigenvectors of all N eigenvalues, those of `values` last. Shape (N, N)."""
     coordinates: Array
@@ -45,7 +46,7 @@ class SpectralGram:
     noise: Array
     """Rounding error of each of the N eigenvalues. Shape (N,)."""
     omitted_values: Array
-    """The other eigenvalues, which are rounding or of a negative part. Shape (N - r,)."""
+    """The other eigenvalues, which are rounding errors or belong to a negative part. Shape (N - r,)."""
     omitted_coordinates: Array
     """Coordinates of Y in their eigenvectors. Shape (N - r, C)."""
 
@@ -76,11 +77,11 @@ class SpectralGram:
         return residual
 
     def include_small_values(self, ridge: float) -> "SpectralGram":
-        """Return the same with all eigenvalues whose rounding is small beside a ridge, in place of these pairs.
+        """Return a decomposition that also keeps the eigenvalues whose rounding error is small beside a ridge.
 
-        To leave a small eigenvalue out costs its root at new rows, which may be far more than its rounding. If
-        rounding alone is left out, as of a matrix of lower rank, nothing is included. The vectors are reordered in
-        place, so that this object is of no use afterwards.
+        Dropping a small eigenvalue causes an error of its square root at new rows, which may be far larger than its
+        rounding error. If all dropped eigenvalues are rounding errors, as for a rank-deficient matrix, none is added.
+        The vectors are reordered in place, so this object must not be used afterwards.
         """
         sizes = self.omitted_values / np.maximum(self.noise[: len(self.omitted_values)], _TINY)
         is_one_sided = sizes.max(initial=0.0) > _ONE_SIDED * -sizes.min(initial=0.0)
@@ -98,20 +99,20 @@ class SpectralGram:
         )
 
     def estimate_error(self, ridge: float) -> float:
-        """Estimate the norm of the function by which rounding changes ``R Y``, as a share; 0 without a ridge.
+        """Estimate the relative norm of the function by which rounding changes ``R Y``; 0 without a ridge.
 
-        With c the coordinates of ``R Y``, rounding E of the matrix changes them by ``R E c``, a function with a norm of
-        at most ``|E c| / (2 sqrt(ridge))``. An eigenvalue that rounding hides beside the ridge may be missing. Neither
-        is so of a matrix of lower rank, whose functions of small eigenvalues are 0.
+        Let c be the coordinates of ``R Y``. A rounding error E of the matrix changes them by ``R E c``, a function with
+        a norm of at most ``|E c| / (2 sqrt(ridge))``. In addition, an eigenvalue that is hidden by rounding may be
+        missing. Neither error occurs for a rank-deficient matrix, whose functions of small eigenvalues are 0.
         """
-        if ridge == 0:  # what rounding hides is 0 by definition
+        if ridge == 0:  # eigenvalues hidden by rounding are 0 by definition
             return 0.0
         first = len(self.omitted_values)
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows counts as infinite
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as infinite
             all_values, noise = np.concatenate([self.omitted_values, self.values]) / ridge, self.noise / ridge
             values = np.maximum(all_values, 0.0)
             solved = np.concatenate([self.omitted_coordinates, self.coordinates]) / (values + 1)[:, np.newaxis]
-            lengths = np.sqrt(values)  # of the functions whose coordinates are 1
+            lengths = np.sqrt(values)  # norms of the functions whose coordinates are 1
             norms = np.linalg.norm(lengths[first:, np.newaxis] * solved[first:], axis=0)
             if self._has_lower_rank:
                 errors = (lengths / (values + 1))[first:].max(initial=0.0) * noise
@@ -126,9 +127,9 @@ class SpectralGram:
 
     @property
     def _has_lower_rank(self) -> bool:
-        """Whether all that is left out seems to be 0: the other eigenvalues are far above rounding of any vector.
+        """Whether all dropped eigenvalues seem to be 0, because the kept ones are far above the rounding of any vector.
 
-        Where rounding differs between vectors, it mixes them, so that they have to be as much further above.
+        Rounding that differs between vectors mixes them, so the kept eigenvalues must then be larger by this ratio.
         """
         if not len(self.values):
             return False
@@ -136,7 +137,7 @@ class SpectralGram:
         return bool(self.values.min() >= _CLEAR_GAP * spread * self.noise.max())
 
     def _find_small_noise(self, ridge: float) -> Mask:
-        """Return a mask (N - r,) of the values left out whose rounding is small beside a ridge."""
+        """Return a mask (N - r,) of the dropped eigenvalues whose rounding error is small beside a ridge."""
         small: Mask = _CUT * self.noise[: len(self.omitted_values)] <= ridge
         return small
 
@@ -149,7 +150,7 @@ def decompose_gram(K: Array, classes: Classes, on_indefinite: str) -> SpectralGr
 
 
 def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
-    """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K give the scale of rounding."""
+    """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K set the scale of rounding."""
     values, vectors = eigh_in_place(G)
     lowest, highest = float(values[0]), float(values[-1])
     trace_of_mean = weighting.compute_trace_of_mean(means)
@@ -158,7 +159,7 @@ def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weig
     is_kept = values > np.maximum(_CUT * noise, 4 * EPS * highest)
     if clipped:
         is_kept &= values > clipped
-    else:  # a negative eigenvalue shows how large the noise is
+    else:  # a negative eigenvalue shows the size of rounding errors
         most = float((-values / np.maximum(noise, _TINY)).max())
         is_kept &= values > 2 * most * noise
     order = np.concatenate([np.flatnonzero(~is_kept), np.flatnonzero(is_kept)])
@@ -177,8 +178,9 @@ def _reorder_columns(vectors: Array, order: Indices) -> None:
 def _estimate_noise(vectors: Array, highest: float, trace_of_mean: float, shares: Array) -> Array:
     """Return the rounding errors of the eigenvalues of a centred Gram matrix, (N,).
 
-    Rounding of a value of K is multiplied by the roots of the weights of both rows. That of an eigenvector u goes with
-    the share ``sum s u^2`` of its rows in the weights: a row of large weight does not hide the eigenvalues of others.
+    The rounding error of a value of K is multiplied by the square roots of the weights of both rows. The error of an
+    eigenvector u is proportional to ``sum s u^2``, with s the shares of the rows in the weights, so that a row of large
+    weight does not hide the eigenvalues of other rows.
     """
     n = len(vectors)
     row_shares = np.einsum("i,ij,ij->j", shares, vectors, vectors)
@@ -187,5 +189,5 @@ def _estimate_noise(vectors: Array, highest: float, trace_of_mean: float, shares
 
 
 def estimate_rounding(trace: float, means: Array, weighting: Weighting) -> float:
-    """Return the rounding error of the eigenvalues of a centred Gram matrix; the errors of N values are random."""
+    """Return the rounding error of the eigenvalues of a centred Gram matrix, if the errors of its values are random."""
     return EPS * max(trace, weighting.compute_trace_of_mean(means)) / float(np.sqrt(len(means)))
