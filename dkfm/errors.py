@@ -1,4 +1,4 @@
-"""Exceptions and warnings of dkfm; a message says in a sentence what was expected, what came, and what to do."""
+"""Define the exceptions and warnings of dkfm; a message states the expected value, the actual value and the remedy."""
 
 import reprlib
 import sys
@@ -10,10 +10,10 @@ _MAX_MESSAGE = 2000
 
 
 _MIN_SIMILARITY = 0.75
-"""Least share of common characters, as of difflib, of names that differ by a typing error."""
+"""Smallest similarity, by difflib, of names that differ by a typing error."""
 
 _MIN_PREFIX = 3
-"""Fewest characters of a name whose beginning alone suggests it."""
+"""Smallest number of leading characters that suggest a name."""
 
 
 def extract_reason(error: BaseException) -> str:
@@ -28,9 +28,9 @@ def extract_reason(error: BaseException) -> str:
 
 
 def find_similar_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that a wrong name was probably meant for; none rather than unrelated ones.
+    """Return known names for which a wrong name was probably meant; empty if none is related.
 
-    These differ by a typing error, begin with the wrong name, or contain its words.
+    Related names differ by a typing error, begin with the wrong name, or contain its words.
 
     >>> find_similar_names("gausian", ["gaussian", "laplacian"]), find_similar_names("spline", ["cosine", "linear"])
     (['gaussian'], [])
@@ -105,7 +105,7 @@ class NotPSDError(KernelError):
 
 
 class BudgetError(DkfmError, MemoryError):
-    """Work that would not fit into memory or disk, refused before it starts; the message has both numbers."""
+    """Work that does not fit into memory or disk, raised before it starts; the message has both numbers."""
 
 
 class StoreError(DkfmError):
@@ -125,7 +125,7 @@ class DamagedStoreError(StoreError):
 
 
 class UnsupportedStoreError(StoreError):
-    """A store that this version cannot read: newer, of another kind or format, or with what dkfm never writes."""
+    """A store that this version cannot read: newer, of another kind or format, or with content that is not dkfm's."""
 
 
 class UnreachableError(StoreError):
@@ -170,7 +170,7 @@ class WorkerDiedError(ClusterError):
 
 
 class PartialOutputError(ClusterError):
-    """A job with chunks that cannot be done, because every worker that scored them died; all other chunks are there."""
+    """A job with failed chunks, because every worker that scored them died; all other chunks are complete."""
 
 
 class ConvergenceError(DkfmError, RuntimeError):
@@ -186,7 +186,7 @@ class OutputError(DkfmError, OSError):
 
 
 class ResourceError(DkfmError, OSError):
-    """A resource that the system refuses a command: a file, memory, a thread or a process."""
+    """A resource that the system denies to a command: a file, memory, a thread or a process."""
 
 
 class DisagreementError(DkfmError):
@@ -198,7 +198,7 @@ class MissingExtraError(DkfmError, ImportError):
 
 
 class DkfmWarning(UserWarning):
-    """A result for which something was dropped or changed."""
+    """A result that is less accurate than expected, or for which something was dropped or changed."""
 
 
 class TemporaryStoreWarning(UserWarning):
@@ -206,11 +206,11 @@ class TemporaryStoreWarning(UserWarning):
 
 
 _FOLLOWED_PACKAGES = ("dkfm", "contextlib", "functools", "sklearn")
-"""Packages between a warning and the line that it names."""
+"""Packages whose frames are skipped to find the line that a warning names."""
 
 
 def warn_caller(message: str, category: type[Warning] = DkfmWarning) -> None:
-    """Warn at the line of the caller's code that led here: the nearest one that is not dkfm's or scikit-learn's."""
+    """Issue a warning at the nearest line of the call stack that is not in dkfm or scikit-learn."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _FOLLOWED_PACKAGES:
         level, frame = level + 1, frame.f_back

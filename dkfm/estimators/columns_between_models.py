@@ -21,7 +21,7 @@ def to_named_frame(model: object, F: Array) -> object:
 def require_column_order(names: Sequence[str] | None, output_names: Sequence[str], what: str) -> None:
     """Raise if columns have names of a model's outputs `output_names`, but not all of them in order.
 
-    Names that the user chose say nothing about the order and are not compared.
+    Names that the user chose do not determine the order, and are not compared.
     """
     if names is None or not set(names) & set(output_names) or list(names) == list(output_names):
         return

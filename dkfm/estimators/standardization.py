@@ -18,7 +18,7 @@ _SMALL_SHARE = 0.01
 """Share of the largest standard deviation of a column below which a message says that others are small."""
 
 _MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
-"""Smallest variance whose squares keep all digits."""
+"""Smallest variance whose square keeps all digits."""
 
 
 def make_standardizing_kernel(
@@ -81,7 +81,7 @@ def may_scale_columns(kernel: Kernel, rows: Array) -> bool:
 
 
 def _iter_counted_rows(X: object, sample_weight: object) -> Iterator[tuple[Rows, Array | None]]:
-    """Yield the rows whose weight is not 0, in parts, and their weights; these are None where all are equal."""
+    """Yield the rows of nonzero weight, in parts, with their weights, which are None if all are equal."""
     n = X.shape[0] if isinstance(X, SourceRows) else as_rows(X).shape[0]
     is_weighted = sample_weight is not None and not isinstance(sample_weight, int | float | np.number)
     weights = check_sample_weight(sample_weight, n) if is_weighted else None
@@ -93,7 +93,7 @@ def _iter_counted_rows(X: object, sample_weight: object) -> Iterator[tuple[Rows,
 
 
 def _iter_parts(X: object) -> Iterator[tuple[slice, Rows]]:
-    """Yield rows, those of a source in parts, and where each part is."""
+    """Yield slices and their rows; the rows of a source are read in parts."""
     if not isinstance(X, SourceRows):
         yield slice(None), as_rows(X)
         return

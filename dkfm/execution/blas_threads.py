@@ -1,6 +1,7 @@
 """Limit BLAS to one thread in tasks, and report which BLAS this process has loaded.
 
-With one BLAS thread a task gives the same bits wherever it runs, and there are never more threads than cores.
+With one BLAS thread, the result of a task is bitwise equal wherever it runs, and there are never more threads than
+cores.
 """
 
 import re
@@ -22,13 +23,13 @@ _BUNDLED_LIBRARY = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
 _MAX_SINGLE_THREAD_ROWS = 1024
 """Largest number of training rows that are fitted with one BLAS thread.
 
-NumPy and SciPy have a BLAS each, and its threads keep their cores busy for a while after each product. A fit calls both
-in turn, and below this size it spends more time waiting for idle threads than a second thread saves.
+NumPy and SciPy each have their own BLAS, whose threads busy-wait for a while after each product. A fit calls both in
+turn, and below this size it loses more time by busy-waiting threads than a second thread saves.
 """
 
 _blas_lock = threading.Lock()
 _limits: list[threadpool_limits] = []
-"""Limits in force, the latest last. Each holds the numbers of threads that it found."""
+"""Limits in force, the latest last. Each holds the numbers of threads before it."""
 _n_users_of_limit = 0
 _limits_reach_scipy = False
 
@@ -37,14 +38,14 @@ _limits_reach_scipy = False
 def single_blas_thread(uses_scipy: bool = True) -> Iterator[None]:
     """Limit BLAS to one thread while any thread of this process is inside; restore the former number after the last.
 
-    The limit belongs to the whole process, so its users are counted: limits that threads nest in each other would
-    restore the wrong number.
+    The limit belongs to the whole process, so its users are counted. Nested limits of several threads would restore the
+    wrong number.
 
     Parameters
     ----------
     uses_scipy : bool, default=True
-        Whether code inside may call SciPy's BLAS, which is another library than NumPy's. It is then loaded first,
-        because a limit reaches only what is loaded. To load it takes longer than a small job.
+        Whether code inside may call SciPy's BLAS, which is not the same library as NumPy's. It is then loaded first,
+        because a limit applies only to loaded libraries. Loading it takes longer than a small job.
     """
     _set_compile_cache_folder()
     with _shared_thread_limit(uses_scipy):
@@ -66,7 +67,7 @@ def _shared_thread_limit(uses_scipy: bool) -> Iterator[None]:
             _n_users_of_limit -= 1
             if _n_users_of_limit == 0:
                 with _clear_controlling_thread():
-                    while _limits:  # the first found the numbers from before all others
+                    while _limits:  # the first limit holds the original numbers of threads
                         _limits.pop().restore_original_limits()
 
 
@@ -76,7 +77,7 @@ def single_blas_thread_in_worker() -> AbstractContextManager[None]:
 
 
 def single_blas_thread_for_fit(n_rows: int) -> AbstractContextManager[None]:
-    """Limit BLAS to one thread in a worker, and for a fit to so few rows that more threads would be slower."""
+    """Limit BLAS to one thread in a worker, and for a fit to few rows, where more threads would be slower."""
     return single_blas_thread() if n_rows <= _MAX_SINGLE_THREAD_ROWS else single_blas_thread_in_worker()
 
 
@@ -92,14 +93,14 @@ def describe_blas_libraries() -> str:
 
 
 def describe_blas_architectures() -> str:
-    """Return the processor types whose code the loaded BLAS libraries run: the last bits of products differ by type."""
+    """Return the processor types whose code the loaded BLAS libraries run; the last bits of products depend on them."""
     return ", ".join(sorted({str(info.get("architecture")) for info in _blas_info()}))
 
 
 @cache
 def _blas_info() -> tuple[Mapping[str, Any], ...]:
     """Return threadpoolctl's facts on the BLAS of NumPy and SciPy; other packages may have loaded libraries too."""
-    import scipy.linalg  # noqa: F401  # SciPy has a BLAS of its own, which is found only once it is loaded
+    import scipy.linalg  # noqa: F401  # SciPy has its own BLAS, which is found only after it is loaded
 
     loaded = ThreadpoolController().select(user_api="blas").info()
     bundled = [info for info in loaded if _BUNDLED_LIBRARY.search(info["filepath"])]
@@ -132,7 +133,7 @@ def _find_blas_libraries(n_modules: int) -> ThreadpoolController:  # part of the
 
 @contextmanager
 def _clear_controlling_thread() -> Iterator[None]:
-    """Let this thread set limits: since threadpoolctl 3.8, limits of all threads but the first are silently ignored."""
+    """Let this thread set limits; threadpoolctl 3.8 and later silently ignore limits of all threads but the first."""
     release = getattr(OpenBLASController, "clear_controlling_thread", lambda force: None)
     release(force=True)
     try:

@@ -42,10 +42,10 @@ _SILENCE_LIMIT = 20
 """Seconds without a heartbeat after which copies of a worker's tasks start on other workers."""
 
 _MAX_ALLOWED_WORKERS = 16
-"""Workers named as allowed for one task once some worker of the cluster is unfit."""
+"""Largest number of workers that are listed as allowed for a task if the cluster has an unfit worker."""
 
 _NO_RESULT = object()
-"""Stands for a result that did not arrive."""
+"""Sentinel for a result that did not arrive."""
 
 R = TypeVar("R")
 
@@ -93,10 +93,10 @@ class Executor(Protocol):
         """Return the next task that finishes; None if none does within `timeout` seconds."""
 
     def update_health(self) -> ExecutorHealth:
-        """Look at the workers anew and return their state."""
+        """Update and return the state of the workers."""
 
     def exclude_worker(self, error: UnfitWorkerError) -> bool:
-        """Give no more tasks to the worker that an error names; return False if there is no other worker."""
+        """Exclude the worker that an error names from further tasks; return False if there is no other worker."""
 
     def cancel(self, *, wait: bool = True) -> None:
         """Cancel the tasks that have not finished."""
@@ -153,12 +153,12 @@ class ClientExecutor:
         self._heartbeats: dict[str, tuple[object, float]] = {}
         """Last heartbeat of each worker, and when this process first saw it."""
         self._late: set[Key] = set()
-        """Tasks that finished without their results arriving: the workers that have them may hang."""
+        """Finished tasks whose results did not arrive, for example because a worker hangs."""
         self._unfit: set[str] = set()
         self._fit: tuple[str, ...] = ()
         self._turn = count()
         self._allowed: dict[Key, frozenset[str]] = {}
-        """Workers that may run a task, for tasks that not every worker may run."""
+        """Workers that may run a task, for tasks that are restricted to some workers."""
         self.threads = 1
         self.update_health()
 
@@ -179,7 +179,7 @@ class ClientExecutor:
         """Queue a task that has ended; the result, if there is one, is gathered on the client's event loop first."""
         loop: Any = self.client.loop
         if future.status == "finished":
-            # A result that did not arrive is asked for again after a pause, so that others pass it.
+            # A result that did not arrive is requested again after a pause, so that other results come first.
             loop.add_callback(self._gather, future, _GATHER_TIMEOUT if future.key in self._late else 0)
         else:
             self._done.put((future, _NO_RESULT))
@@ -193,7 +193,7 @@ class ClientExecutor:
         self._done.put((future, value))
 
     def _select_next_workers(self, workers: Iterable[str]) -> frozenset[str]:
-        """Return a few of the workers, others at each call: to send all addresses with every task would be slow."""
+        """Return a few of the workers in rotation, because sending all addresses with each task would be slow."""
         every = list(workers)
         first = next(self._turn) % max(1, len(every))
         return frozenset((every + every)[first : first + _MAX_ALLOWED_WORKERS])
@@ -244,11 +244,11 @@ class ClientExecutor:
         return ExecutorHealth(True, running, paused, silent, stuck)
 
     def exclude_worker(self, error: UnfitWorkerError) -> bool:
-        """Give a worker no more tasks if there are or were others, and warn once."""
+        """Exclude a worker from further tasks if there are or were other workers, and warn once."""
         if error.worker not in self._unfit:
             self._unfit.add(error.worker)
             self.update_health()
-            if self._fit:  # workers that are gone may come back
+            if self._fit:  # workers that are gone may return
                 warn_caller(f"{error} It gets no more tasks of this job.")
         return bool(self._fit)
 
@@ -272,7 +272,7 @@ class ClientExecutor:
 
 
 def _translate_task_error(error: BaseException | None, key: Key) -> BaseException | None:
-    """Return the error of a task, as one of dkfm's where the cluster is at fault."""
+    """Return the error of a task, converted to an error of dkfm if the cluster caused it."""
     from distributed import KilledWorker
 
     if isinstance(error, KilledWorker):
@@ -300,7 +300,7 @@ def open_executor(client: "Client | None") -> Iterator[Executor]:
 
 @contextmanager
 def open_threads(max_threads: int) -> Iterator[Executor]:
-    """Open an executor on threads of this process, at most so many; a task of Dask has one."""
+    """Open an executor on at most `max_threads` threads of this process; inside a Dask task it has one thread."""
     with _cancel_at_end(ThreadExecutor(1 if is_inside_worker() else min(cpus.COUNT, max_threads))) as executor:
         yield executor
 
@@ -310,7 +310,7 @@ def _cancel_at_end(executor: Executor) -> Iterator[Executor]:
     try:
         yield executor
     except StalledError:
-        executor.cancel(wait=False)  # to wait for a cluster that does not answer would take for ever
+        executor.cancel(wait=False)  # waiting for a cluster that does not answer could take forever
         raise
     except BaseException:
         executor.cancel()

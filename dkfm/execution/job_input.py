@@ -1,7 +1,7 @@
-"""Open any input of a job, and write what only this process holds to where the workers of a cluster read it.
+"""Open any input of a job, and write rows that only this process holds to files for the workers of a cluster.
 
-No block of a dask collection is gathered: a task writes it to a temporary folder where it is computed, and the driver
-receives its size and a digest.
+Blocks of a dask collection are not gathered: a task computes a block and writes it to a temporary folder, and the
+driver receives only its size and a digest.
 """
 
 import hashlib
@@ -53,12 +53,12 @@ def open_input(
     id_column: str | None = None,
     fitted_columns: Sequence[str] | None = None,
 ) -> Iterator[Source]:
-    """Yield a source of rows, as `open_source` returns it, or of a dask array or data frame.
+    """Yield a source of the rows of any input of `open_source`, or of a dask array or data frame.
 
     Parameters
     ----------
     data : object
-        What `open_source` takes, a dask array, a dask data frame, or a DataArray that holds a dask array.
+        Input of `open_source`, a dask array, a dask data frame, or a DataArray that holds a dask array.
     name : str
         Name of an array or a data frame in messages.
     client : distributed.Client, optional
@@ -73,9 +73,9 @@ def open_input(
     Raises
     ------
     InvalidInputError
-        As `open_source`; or a block of the collection cannot be computed.
+        As for `open_source`; or a block of the collection cannot be computed.
     ClusterError
-        Workers died, or this process does not see what they have written.
+        Workers died, or this process does not see the files that they wrote.
     """
     collection: Any = convert_container(data)
     if not is_dask_collection(collection):
@@ -113,7 +113,7 @@ def ensure_rows_on_disk(rows: Source, client: "Client | None") -> Iterator[Sourc
 
 
 def write_rows(rows: Rows, path: Path) -> Source:
-    """Write rows to a new .npy file, or CSR rows to a store, and return what reads them."""
+    """Write rows to a new .npy file, or CSR rows to a store, and return a source that reads them."""
     with translate_write_errors(path):
         if isinstance(rows, np.ndarray):
             save_npy(path, rows)
@@ -136,7 +136,7 @@ def _split_array(X: Any, name: str) -> tuple[list[Any], int]:
 def _select_names(
     frame: Any, name: str, columns: Sequence[str] | None, id_column: str | None, fitted: Sequence[str] | None
 ) -> tuple[str, ...] | None:
-    """Return the names of the columns of a dask data frame to read; None if its columns are called by numbers."""
+    """Return the names of the columns of a dask data frame to read; None if its column names are numbers."""
     if getattr(frame, "ndim", 0) != 2 or not hasattr(frame, "to_delayed"):
         raise InvalidInputError(f"{name} must be a dask array or data frame, and is {type(frame).__name__}.")
     known = column_names(frame, name)
@@ -188,7 +188,7 @@ def _compute_and_write_blocks(
     names: tuple[str, ...] | None,
     id_column: str | None,
 ) -> tuple[WrittenBlock, ...]:
-    """Run a task for each block that computes and writes it; return what the tasks say."""
+    """Compute and write each block in a task; return the results of the tasks."""
     from dask.base import compute
     from dask.delayed import delayed
 
@@ -198,12 +198,12 @@ def _compute_and_write_blocks(
         for number, block in enumerate(blocks)
     ]
     try:
-        with ThreadPoolExecutor(cpus.COUNT, "dkfm-input") as pool:  # its end waits for tasks that run after a failure
+        with ThreadPoolExecutor(cpus.COUNT, "dkfm-input") as pool:  # waits at the end for running tasks
             scheduler = {"scheduler": "threads", "pool": pool} if client is None else {"scheduler": client}
             written: tuple[WrittenBlock, ...] = compute(*tasks, **scheduler)
     except DkfmError:
         raise
-    except Exception as error:  # the graph is code of the user's
+    except Exception as error:  # the graph is user code
         of_cluster = type(error).__module__.startswith("distributed")
         reason = f"{type(error).__name__}: {extract_reason(error)}"
         raise (ClusterError if of_cluster else InvalidInputError)(f"{name} cannot be computed ({reason}).") from error

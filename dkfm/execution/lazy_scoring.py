@@ -81,8 +81,8 @@ class _TemporaryModelReference:
 class TemporaryModelStore(_TemporaryModelReference):
     """Keep a model in a temporary store, for as long as an estimator or a graph refers to it.
 
-    Once it was sent to a worker, the store lives as long as this process: results persisted on the cluster may need it
-    although no graph here refers to it.
+    After it was sent to a worker, the store lives as long as this process, because results persisted on the cluster may
+    need it although no graph in this process refers to it.
 
     Attributes
     ----------
@@ -102,11 +102,11 @@ class TemporaryModelStore(_TemporaryModelReference):
             str(path),
             save_record(path, record),
             serialization.function_paths(record.model.kernel),
-            record.model.n_stored_head_elements > 0,  # they were left on disk here too
+            record.model.n_stored_head_elements > 0,  # stream weights that stayed on disk in this process too
         )
 
     def __reduce__(self) -> tuple[type[_TemporaryModelReference], tuple[str, str, tuple[str, ...], bool]]:
-        # A copy on a worker must not remove the files when it is collected, and may live longer than this object.
+        # A copy on a worker may outlive this object, and must not remove the files when it is garbage collected.
         self._remove.detach()
         return _TemporaryModelReference, (self._path, self._digest, self._trusted, self._streams_weights)
 
@@ -149,7 +149,7 @@ def score_frame(
     dtype = model.head(output_name).output_dtype
     meta = pd.DataFrame(np.empty((0, len(columns)), dtype), rows._meta.index, columns)
     shared = _share_in_graph(shared_model)
-    # Not by way of an array: its blocks and those of the index may be optimized to different numbers.
+    # Not through a dask array, because graph optimization may give its blocks and those of the index different numbers.
     frame: dd.DataFrame = rows.map_partitions(
         _score_partition, shared=shared, output_name=output_name, columns=columns, meta=meta, enforce_metadata=False
     )
@@ -159,7 +159,7 @@ def score_frame(
 def _share_in_graph(shared_model: SharedModel) -> "Delayed":
     """Return one key of a graph that stands for a model in all its tasks.
 
-    Its name comes after those of the tasks, because `dask.optimize` takes the first keys for the partitions of a frame.
+    Its name sorts after those of the tasks, because `dask.optimize` takes the first keys for the partitions of a frame.
     """
     from dask.delayed import delayed
 
@@ -224,7 +224,7 @@ def _score_partition(
     import pandas as pd
     from dask.delayed import Delayed
 
-    # Dask before 2025.5 hands on the object that stands for the model.
+    # Dask before 2025.5 passes the delayed object itself instead of the model.
     shared_model = shared.compute(scheduler="synchronous") if isinstance(shared, Delayed) else shared
     values = _score_block(part, shared_model=shared_model, output_name=output_name)
     return pd.DataFrame(values, part.index, columns)

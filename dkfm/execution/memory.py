@@ -20,22 +20,22 @@ _SPILL_SHARE = 0.6
 """Share of a worker's memory limit above which Dask spills data to disk."""
 
 _PAUSE_SHARE = 0.8
-"""Share of a worker's memory limit above which Dask pauses the worker, without a message and without an end."""
+"""Share of a worker's memory limit above which Dask pauses the worker, silently and indefinitely."""
 
 _BLAS_BUFFER_BYTES = 2**27
 """Address space that a BLAS reserves for the buffers of its threads, beyond the buffers that a plan counts."""
 
 _CGROUP_FOLDER = Path("/sys/fs/cgroup")
-"""Folder of the limits of the container."""
+"""Folder of the resource limits of a container."""
 
 _CGROUP_LIMITS = (
     *("memory/memory.limit_in_bytes", "memory/memory.soft_limit_in_bytes"),  # version 1
     *("memory.max", "memory.high", "memory.low"),  # version 2
 )
-"""Files with a limit of memory in bytes, or with a word if there is none."""
+"""Files with a memory limit in bytes, or with a word if there is no limit."""
 
 _MODULE_BYTES = 2**28
-"""Upper bound on the memory of a worker that has imported dkfm and run no task."""
+"""Upper bound of the memory of a worker that has imported dkfm and has run no task."""
 
 _caches: list[Callable[[], None]] = []
 """Functions that empty caches of this process."""
@@ -49,7 +49,7 @@ def register_cache(clear: Callable[[], None]) -> None:
 def cache_bytes(limit: int) -> int:
     """Return the bytes of a process that may stay in caches between jobs.
 
-    That is the memory below the pause limit beside the imported modules and what tasks may allocate.
+    That is the memory below the pause limit, minus the imported modules and what tasks may allocate.
 
     >>> cache_bytes(4 * 10**9), cache_bytes(10**9)
     (531564544, 0)
@@ -58,7 +58,7 @@ def cache_bytes(limit: int) -> int:
 
 
 def clear_caches_and_measure_memory() -> int:
-    """Return the bytes that this process may still allocate, once its caches are empty: see `measure_free_memory`."""
+    """Empty the caches of this process, and return the bytes that it may still allocate; see `measure_free_memory`."""
     for clear in _caches:
         clear()
     return measure_free_memory()
@@ -72,15 +72,15 @@ def measure_free_memory() -> int:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return int(here)
-    # OpenBLAS retries for ever when it cannot map its buffers, so their address space stays free.
+    # OpenBLAS retries forever if it cannot map its buffers, so their address space is kept free.
     return int(min(here, max(0, limit - psutil.Process().memory_info().vms - _BLAS_BUFFER_BYTES)))
 
 
 @cache
 def memory_limit() -> int:
-    """Return the bytes that this process may use at most, as Dask counts: of the machine, the container and RLIMIT_RSS.
+    """Return the memory limit of this process in bytes, as Dask does: from machine, container and RLIMIT_RSS.
 
-    Dask's own function is not used, because to import `distributed` takes longer than a small job.
+    Dask's own function is not used, because importing `distributed` takes longer than a small job.
     """
     import psutil
 
@@ -97,13 +97,13 @@ def peak_memory() -> int:
     """Return the peak resident size of this process, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
-        # getrusage does not serve: a child process inherits its parent's peak.
+        # getrusage cannot be used, because a child process inherits the peak of its parent.
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
 def require_lapack_order(n: int) -> None:
-    """Raise a BudgetError unless LAPACK decomposes N x N matrices, whatever memory there is."""
+    """Raise a BudgetError if N x N matrices are too large for LAPACK, independently of memory."""
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
@@ -135,7 +135,7 @@ def has_factorization_memory(
 
 
 def require_gram_memory(n: int, d: int, blocks: int, copies: int, squares: int, estimator: str) -> None:
-    """Raise a BudgetError unless this process can hold `squares` (N, N) arrays, the Gram matrix among them."""
+    """Raise a BudgetError unless this process can hold `squares` (N, N) arrays, including the Gram matrix."""
     if squares == budget.EIGENVECTOR_SQUARES:
         require_factorization_memory(n, d, blocks, copies)
         return
@@ -154,9 +154,9 @@ def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
 def task_budget(client: "Client | None", threads: int, shared: int = 0, needed: int | None = None) -> int:
     """Return the bytes that one task may allocate if every thread runs one and a process also holds `shared` bytes.
 
-    With a client, the smallest budget of all workers that have `needed` bytes for one task counts; if none has, the
-    largest. Without one, the budget is that of this process with `threads` threads. Its caches are emptied for it,
-    unless `needed` bytes for one task are there without.
+    With a client, it is the smallest budget among the workers that have `needed` bytes for a task, or the largest
+    budget if none has. Without a client, it is the budget of this process with `threads` threads. Its caches are
+    emptied first, unless `needed` bytes for a task are already free.
     """
     if client is None:
         if needed is not None and (have := (measure_free_memory() - shared) // threads) >= needed:
@@ -169,8 +169,8 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0, needed: 
 def worker_task_budget_functions(client: "Client", shared: int) -> dict[str, Callable[[int], int]]:
     """Return the task budget of every worker by its address, the smallest first.
 
-    Each is a function of the bytes that the tasks of a process share, and returns bytes. The order is that for `shared`
-    bytes. If all workers are gone, as between the end of a worker and its restart, the next one is waited for.
+    Each budget is a function from the bytes that the tasks of a process share to the bytes of a task. They are sorted
+    for `shared` bytes. If all workers are gone, for example during a restart, the function waits for the next one.
     """
     facts = wait_for_workers(client)
 
@@ -182,12 +182,12 @@ def worker_task_budget_functions(client: "Client", shared: int) -> dict[str, Cal
 
 
 def thread_budget(limit: int | None, threads: int, shared: int, held: int) -> int:
-    """Return the bytes that a task may allocate on a worker if every thread runs one, beside `shared` bytes for all.
+    """Return the bytes that a task may allocate on a worker if every thread runs one and all share `shared` bytes.
 
     `limit` is the memory limit of the worker (0 or None for none), and `held` its resident size before its first task.
-    Imported modules may take a good part of a small limit, so the budget also leaves room below the pause limit. Memory
-    beyond the modules may be a cache of an earlier job, which is not counted. For a worker without a limit, the memory
-    available on this machine stands for that of the worker's machine. The result is negative if `shared` does not fit.
+    Imported modules may take a large part of a small limit, so the budget also stays below the pause limit. Memory
+    beyond the modules may be a cache of an earlier job, and is not counted. For a worker without a limit, the available
+    memory of this machine is used as an estimate. The result is negative if `shared` does not fit.
     """
     if not limit:
         return (int(_SPILL_SHARE * clear_caches_and_measure_memory()) - shared) // threads

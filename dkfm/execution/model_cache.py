@@ -20,11 +20,11 @@ _STREAMED_SEPARATOR = " from "
 
 
 _KEPT_WITHOUT_LIMIT = 2**28
-"""Bytes of models that stay in a worker without a memory limit, which does not know how many others its machine has."""
+"""Bytes of models that stay in a worker without a memory limit; its machine may run any number of other workers."""
 
 
 def _cache_limit_bytes() -> int:
-    """Return the bytes of models that stay when another one is prepared."""
+    """Return the bytes of models that may stay in the cache when another model is prepared."""
     limit = worker_memory_limit()
     if limit is None and is_inside_worker():
         return _KEPT_WITHOUT_LIMIT
@@ -46,8 +46,8 @@ memory.register_cache(_scorers.clear_unless_busy)
 def import_and_measure_peak_memory() -> int:
     """Return the peak resident size of this process, in bytes, once SciPy and this module's imports are loaded.
 
-    On some processors the exponential is compiled, by a library of fifty megabytes. Code that is compiled for a
-    kernel, of histograms or of few columns, is not included.
+    On some processors the exponential is compiled, by a library of fifty megabytes. Code that is compiled only for
+    certain kernels (of histograms or of few columns) is not included.
     """
     import scipy.linalg  # noqa: F401
 
@@ -70,7 +70,7 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
         folder = get_cached_model_folder(path, digest, nanny_local_directory())
         return prepare_compact_scorer(load_record(folder, digest, trusted, streamed=stream_weights).model)
 
-    # A streamed model is read from its path again and again; a copy at another path may live longer.
+    # A streamed model is read from its path repeatedly, so the key has the path; a copy elsewhere may exist longer.
     return get_scorer(f"{digest}{_STREAMED_SEPARATOR}{path}" if stream_weights else digest, read)
 
 
@@ -85,5 +85,5 @@ def remove_model(digest: str) -> None:
 
 
 def shrink_to_free_memory() -> None:
-    """Drop the least recently used models until the others take a small share of the free memory of this process."""
+    """Drop the least recently used models until the rest takes a small share of the free memory of this process."""
     _scorers.shrink(min(_cache_limit_bytes(), int(_FREE_SHARE * memory.measure_free_memory())))

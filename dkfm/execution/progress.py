@@ -1,6 +1,7 @@
-"""Show progress of work that takes a while: bars in notebooks and on terminals, log lines everywhere else.
+"""Show the progress of long work: bars in notebooks and on terminals, log lines everywhere else.
 
-Tasks of workers show none: the workers of a local cluster share the user's terminal, and run many fits at once.
+Tasks on workers show no progress, because workers of a local cluster share the user's terminal and run many fits at
+once.
 """
 
 import logging
@@ -21,14 +22,14 @@ MIN_SECONDS = 2.0
 """Shorter work has no bar."""
 
 HEARTBEAT_SECONDS = 30.0
-"""Least seconds between two log lines of the same work."""
+"""Smallest number of seconds between two log lines about the same work."""
 
 _DUMB_TERMINALS = frozenset({"", "dumb", "unknown"})
 """Values of TERM of terminals that cannot move the cursor, as a bar does."""
 
 
 class Bar(AbstractContextManager["Bar"], Protocol):
-    """What work does with its bar, shown or not."""
+    """Interface of a progress bar, shown or hidden."""
 
     n: float
     """Steps done."""
@@ -39,11 +40,11 @@ class Bar(AbstractContextManager["Bar"], Protocol):
         """Move the bar by `n` steps."""
 
     def set_postfix_str(self, s: str, refresh: bool) -> None:
-        """Set what the next update shows after the steps."""
+        """Set the text that the next update shows after the steps."""
 
 
 class _HiddenBar:
-    """A bar that nobody sees."""
+    """A bar that is not shown."""
 
     n: float = 0
     total: float | None = None
@@ -62,7 +63,7 @@ class _HiddenBar:
 
 
 class Heartbeat(AbstractContextManager["Heartbeat"]):
-    """A bar that logs how far the work is, when it is updated and `HEARTBEAT_SECONDS` have passed.
+    """A bar that logs the progress when it is updated and `HEARTBEAT_SECONDS` have passed.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ class Heartbeat(AbstractContextManager["Heartbeat"]):
     unit : str
         Name of a step.
     clock : callable
-        Returns the time in seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(self, stage: str, total: float | None, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,7 +95,7 @@ class Heartbeat(AbstractContextManager["Heartbeat"]):
             self._log(self.n / max(now - self._start, sys.float_info.min))
 
     def set_postfix_str(self, s: str, refresh: bool) -> None:
-        """Set what the next line says after the steps."""
+        """Set the text of the next line after the steps."""
         self._postfix = f", {s}"
 
     def _log(self, rate: float) -> None:
@@ -124,13 +125,13 @@ def show_elapsed_bar(seconds: float, shown: bool) -> AbstractContextManager[Bar]
     There is no line below two seconds, without a terminal, or if the user does not want one (`shown`).
     """
     description = f"dkfm-root, about {format_seconds(seconds)}"
-    # LAPACK holds the interpreter's lock, so no thread could update a bar meanwhile.
+    # LAPACK holds the GIL, so no thread could update a bar meanwhile.
     return _bar(description, None, "", 0.0, "{desc}: {elapsed}", shown and seconds >= MIN_SECONDS)
 
 
 @contextmanager
 def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str | None, shown: bool) -> Iterator[Bar]:
-    """Show a bar if there is someone to see it, else a heartbeat, and log the seconds for debugging."""
+    """Show a bar in a terminal or notebook, else a heartbeat, and log the seconds for debugging."""
     stage, start = name.partition(",")[0].removeprefix("dkfm-"), time.monotonic()
     bar: Bar = _HiddenBar()
     if shown and not is_inside_worker():

@@ -16,19 +16,20 @@ from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 _MIN_TILES = 2
-"""Least number of tiles for each thread. Fewer are scored one after another, with all threads of BLAS."""
+"""Smallest number of tiles per thread. Fewer tiles are scored one after another, with all threads of BLAS."""
 
 _MAX_SINGLE_THREAD_MULTIPLICATIONS = 2**25
-"""Multiplications, of about a millisecond, up to which more threads of BLAS save nothing. If other processes are busy,
-a product on several threads waits up to ten milliseconds for each of them to get a core.
+"""Number of multiplications (about a millisecond) up to which more BLAS threads save no time.
+
+If other processes are busy, a product on several threads waits up to ten milliseconds for each thread to get a core.
 """
 
 
 def may_use_threads(kernel: Kernel) -> bool:
     """Return whether work on rows in memory may take all cores of this process.
 
-    It may not if the kernel is a user's code, which may not expect threads, or the caller has threads of its own. A
-    task of Dask has one core, because its worker uses the others.
+    It may not if the kernel has user functions, which may not be thread-safe, or if the caller has its own threads. A
+    Dask task has one core, because its worker uses the others.
     """
     is_alone = threading.current_thread() is threading.main_thread() and not is_inside_worker()
     return is_alone and is_code_free(kernel)
@@ -36,7 +37,7 @@ def may_use_threads(kernel: Kernel) -> bool:
 
 @contextmanager
 def choose_scoring_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scorer]:
-    """Yield a scorer that scores n rows on as many threads as pay, with the threads of BLAS limited meanwhile.
+    """Yield a scorer that scores n rows on as many threads as save time, and limit the threads of BLAS meanwhile.
 
     Tiles of many rows are scored on all cores, if `may_use_threads`.
     """
@@ -50,7 +51,7 @@ def choose_scoring_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scor
 
 @contextmanager
 def open_certificate_scorer(model: Model, output: str, n: int) -> Iterator[Scorer]:
-    """Yield a scorer of n training rows on as many threads as pay, and log what it takes if that is long."""
+    """Yield a scorer of n training rows on as many threads as save time, and log the predicted time if it is long."""
     with choose_scoring_threads(prepare_scorer(model), output, n) as scorer:
         d, width = estimate_float64s_per_row(model.landmarks), model.head(output).n_columns
         seconds = n * model.predict_row_seconds(d, width) / scorer.threads

@@ -1,7 +1,7 @@
-"""Log the stages of work on the logger ``dkfm``: one line at the start of each, with its numbers as fields.
+"""Log the stages of work on the logger ``dkfm``: one line at the start of each stage, with its numbers as fields.
 
-The logger has a NullHandler and no level, so nothing is printed unless a program configures logging. Tasks log nothing:
-a line of each would be repeated by every worker.
+The logger has a NullHandler and no level, so nothing is printed unless a program configures logging. Tasks log nothing,
+because every worker would repeat their lines.
 """
 
 import logging
@@ -15,21 +15,21 @@ from dkfm.files.fsspec_errors import strip_credentials
 from dkfm.kernels.base import Kernel
 
 LONG_SECONDS = 1.0
-"""Predicted seconds from which on a certificate is logged, and an extra that would save time."""
+"""Predicted seconds above which a certificate is logged, or an extra that would save time."""
 
 LOGGER = logging.getLogger("dkfm")
 LOGGER.addHandler(logging.NullHandler())
 
 
 def log_stage(stage: str, text: str, *, seconds: float | None = None, **fields: float | str) -> None:
-    """Log what a stage does, or how far it is, unless this runs in a task of a worker.
+    """Log the work or the progress of a stage, unless this runs in a task of a worker.
 
     Parameters
     ----------
     stage : str
-        Name of the stage, as "gram"; the attribute `stage` of the record.
+        Name of the stage, such as "gram"; the attribute `stage` of the record.
     text : str
-        What is done, how large it is, and where. Credentials in URLs are removed, control characters escaped.
+        Description of the work, its size and its place. Credentials in URLs are removed, control characters escaped.
     seconds : float, optional
         Predicted seconds, which are added to the text.
     **fields : int, float or str
@@ -47,7 +47,7 @@ def log_missing_extra(kernel: Kernel, seconds: float) -> None:
 
 
 def log_detail(stage: str, text: str, **fields: float | str) -> None:
-    """Log what helps to find an error or the slowest stage; the parameters are those of `log_stage`."""
+    """Log a detail for debugging or profiling; the parameters are those of `log_stage`."""
     _log(logging.DEBUG, stage, text, fields)
 
 

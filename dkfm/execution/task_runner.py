@@ -1,8 +1,8 @@
 """Run tasks through a bounded window until each has succeeded or is named in an error.
 
-If a worker dies, all its tasks fail, innocent ones too: they run again one by one after all others. If a worker is
-silent or paused, copies of its tasks run on other workers. If no result comes for too long, as when the scheduler dies,
-the job ends with an error that describes the cluster.
+If a worker dies, all its tasks fail, whichever caused it; they run again one by one after all others. If a worker is
+silent or paused, copies of its tasks run on other workers. If no result arrives for too long, for example because the
+scheduler died, the job ends with an error that describes the cluster.
 """
 
 import time
@@ -29,7 +29,7 @@ _IDLE_AFTER = 0.05
 """Seconds without a result after which `on_idle` is called."""
 
 _ISOLATED_RETRIES = 3
-"""Runs of a suspected task with nothing beside it, before the death of workers is blamed on the task."""
+"""Number of runs of a suspected task alone, before the task is blamed for the death of workers."""
 
 _MAX_ATTEMPTS = 4
 """Attempts at a task whose object store does not answer."""
@@ -42,7 +42,7 @@ class Tally:
     retries: int = 0
     """Tasks that were started again."""
     duplicates: int = 0
-    """Results of copies of a task that was done already."""
+    """Results of copies of tasks that were already finished."""
     fatal_task_numbers: list[int] = field(default_factory=list)
     """Numbers of tasks that killed their workers each time they ran alone."""
 
@@ -70,8 +70,8 @@ def run_tasks(
     function : callable
         Called with the arguments of each task.
     tasks : iterable of tuple or None
-        Arguments of each task; read as tasks are submitted. None means that the next one waits for the result of one
-        that was read before: after that result, or another one, the iterable is read again.
+        Arguments of each task; read as tasks are submitted. None means that the next task depends on a running one; the
+        iterable is read again after the next result.
     total : int
         Number of tasks.
     progress : bool
@@ -118,10 +118,10 @@ class _Task:
     copies: int = 0
     """Number of copies that were started.
 
-    Each run of a task is a copy with a key of its own: a cluster may still have the outcome of an earlier key.
+    Each run of a task is a copy with its own key, because a cluster may still have the result of an earlier key.
     """
     running: int = 0
-    """Number of these copies that have not ended."""
+    """Number of copies that have not ended."""
 
 
 def _number_tasks(tasks: Iterable[tuple[object, ...] | None]) -> Iterator[tuple[int, _Task] | None]:
@@ -155,7 +155,7 @@ class _Run(Generic[R]):
         self._tally = Tally()
 
     def run_all(self, tasks: Iterable[tuple[object, ...] | None]) -> Tally:
-        """Run all tasks, then each suspected one alone; tasks that wait for a suspected one follow it."""
+        """Run all tasks, then each suspected task alone, followed by the tasks that wait for it."""
         numbered, is_waiting = _number_tasks(tasks), True
         while is_waiting and not self._tally.fatal_task_numbers:
             is_waiting = self._run_window(numbered)
@@ -177,7 +177,7 @@ class _Run(Generic[R]):
         return True
 
     def _run_window(self, numbered: Iterator[tuple[int, _Task] | None]) -> bool:
-        """Run tasks until none is open; return whether there are others, which wait for a suspected one."""
+        """Run tasks until none is open; return whether other tasks remain that wait for a suspected task."""
         while True:
             window = _TASKS_PER_THREAD * self._executor.threads
             is_waiting = False

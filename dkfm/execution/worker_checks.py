@@ -1,4 +1,4 @@
-"""Check workers before they run tasks: package versions, shared storage, memory, and one BLAS thread a task.
+"""Check workers before they run tasks: package versions, shared storage, memory, and one BLAS thread per task.
 
 The driver asks all workers before the first task. A worker that joins later checks itself before its first task.
 """
@@ -32,7 +32,7 @@ _PACKAGES = (
     *("dask", "distributed", "numpy", "scipy", "numba", "llvmlite", "zarr", "numcodecs", "msgpack", "cloudpickle"),
     "dkfm",
 )
-"""Packages whose versions must be the same on the driver and on workers: they move tasks or decide the bits of scores.
+"""Packages that need the same version on driver and workers, because they transfer tasks or affect the bits of scores.
 
 google-crc32c is not listed: every version computes the same checksum.
 """
@@ -44,7 +44,7 @@ _SHARED_DISK_REMEDY = (
 
 @dataclass(frozen=True, eq=False)
 class WorkerRequirements:
-    """Requirements of a job's tasks on a worker; equal if their probe files, unique to a job, have the same name."""
+    """Requirements of the tasks of a job on a worker; equal if their probe files, unique to a job, have equal names."""
 
     location: OutputLocation
     """Where tasks write."""
@@ -79,7 +79,7 @@ def probe_file(location: OutputLocation, name: str, text: bytes) -> Iterator[Non
     try:
         yield
     finally:
-        with suppress(StoreError):  # an error of the job matters more than a file that stays
+        with suppress(StoreError):  # an error of the job is more important than a remaining file
             location.remove_files([name])
 
 
@@ -200,7 +200,7 @@ def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:
 
 
 def _find_fault(worker: "Worker", requirements: WorkerRequirements) -> str:
-    """Return what a worker lacks, in words that follow its name; empty if it meets all requirements."""
+    """Return a clause, to follow the name of a worker, about a requirement that it does not meet; empty if none."""
     try:
         return (
             _find_version_fault(requirements)
@@ -265,7 +265,7 @@ def _describe_error(answer: object) -> str:
 
 
 def _ask_workers(client: "Client", workers: list[str], requirements: WorkerRequirements) -> dict[str, object]:
-    """Return each worker's answer by address; an error that it raised, or that prevented an answer, stands for one."""
+    """Return each worker's answer by address; if it raised an error or could not answer, return the error instead."""
 
     async def ask(worker: str) -> object:
         call: Awaitable[dict[str, object]] = client.run(_answer, requirements, workers=[worker], on_error="return")

@@ -7,7 +7,7 @@ The state of files (`stamp_with_ctime`) also includes their times of status chan
 back as `cp -p` and `rsync -t` do with times of change. The state shows whether an input changed while it was read. Only
 processes that see the same files can compare it: a copy has another state. A `Watch` also holds the file or folder
 open, so that a replacement is detected by its inode. Inodes are not part of the state, because some network file
-systems give a file a new one when nobody has it open. On object stores the state is the stamp.
+systems give a file a new one when no process has it open. On object stores the state is the stamp.
 """
 
 import hashlib

@@ -155,7 +155,7 @@ def hidden_sibling(path: Path, suffix: str) -> Path:
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file that is being written under a hidden name beside its final one."""
+    """A file that is being written under a hidden name beside its final path."""
 
     path: Path
     file: BufferedRandom

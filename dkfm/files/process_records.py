@@ -81,7 +81,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _probe_process(pid: int) -> str | None:
-    """Return a constant if a process lives, None otherwise; used on systems without /proc."""
+    """Return a constant if a process exists, else None; used on systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,1 +1,1 @@
-"""Build Gram matrices with Dask tasks, and multiply them out of core."""
+"""Build Gram matrices with Dask tasks, multiply them out of core, and solve linear systems with them."""

@@ -1,8 +1,8 @@
-"""Keep the state of a long fit in a workspace, so that the same fit goes on where it was killed.
+"""Keep the state of a long fit in a workspace, so that a killed fit can resume.
 
-A state is a JSON file with its digest, and the .npy files that it names with theirs. It is replaced in one step, after
-its arrays are on disk: a kill leaves the state before or after it, and files that the next state or the end of the fit
-removes.
+A state is a JSON file with a digest, and the .npy files that it names, with their digests. The JSON file is replaced
+atomically after the arrays are on disk, so a kill leaves either the previous or the new state. Files that a kill leaves
+behind are removed by the next state or at the end of the fit.
 """
 
 import fcntl
@@ -39,21 +39,21 @@ AnyArray = npt.NDArray[np.generic]
 _STATE, _LOCK = "state.json", "lock"
 _ARRAY_NAME = re.compile(r"[a-z]+(-[0-9]+)?-[0-9a-f]{16}\.npy")
 _READ_ROWS = 2**16
-"""Rows of an array that are read at a time."""
+"""Number of rows of an array that are read at a time."""
 
 _FORMAT = 3
-"""Version of the content, a part of its identity."""
+"""Version of the content of a state, which is a part of its identity."""
 
 
 class Checkpoint:
-    """State of a fit in a folder of a workspace; `open_checkpoint` makes one.
+    """State of a fit in a folder of a workspace; `open_checkpoint` creates one.
 
     Parameters
     ----------
     folder : Path, optional
         Folder of the state; without one, nothing is kept.
     identity : mapping
-        What the state belongs to, as JSON has it: the state of another fit is not read.
+        JSON values that identify the fit; the state of another fit is not read.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Checkpoint:
         return cast("Path", self._folder) / self._files[name]["name"]
 
     def save(self, numbers: Mapping[str, float], arrays: Mapping[str, AnyArray], kept: Collection[str] = ()) -> None:
-        """Replace the state by numbers and arrays, and those arrays of the state before that are `kept`."""
+        """Replace the state by numbers and arrays; `kept` names arrays of the previous state that stay."""
         if self._folder is None:
             return
         before, files = self._files, {name: self._files[name] for name in kept}
@@ -104,23 +104,23 @@ class Checkpoint:
                 new.file.write(json.dumps({"content": content, "sha256": _digest(content)}).encode())
                 new.commit()
         except BaseException:
-            _remove_others(self._folder, before)  # what a full disk needs most
+            _remove_others(self._folder, before)  # free space, because the disk may be full
             raise
         self._files = files
         _remove_others(self._folder, files)
 
 
 NO_CHECKPOINT = Checkpoint(None, {})
-"""Keeps nothing."""
+"""Checkpoint that keeps nothing."""
 
 
 def _digest(content: Mapping[str, object]) -> str:
-    """Return the digest of JSON values, whose text is the same after they are written and read."""
+    """Return the digest of JSON values; it does not change if they are written and read."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _write_array(folder: Path, name: str, array: AnyArray) -> dict[str, str]:
-    """Write a file that survives a crash; return its name and digest."""
+    """Write an array durably to a file; return its name and digest."""
     path = folder / f"{name}-{os.urandom(8).hex()}.npy"
     with local.new_file(path, folder) as new:
         write_npy(new.file, array)
@@ -133,9 +133,9 @@ def _is_intact(folder: Path, name: str, sha256: str) -> bool:
 
 
 def _remove_others(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None:
-    """Remove our files but those of a state."""
+    """Remove the files of dkfm in a folder, except those of a state."""
     names = {file["name"] for file in files.values()}
-    with suppress(OSError):  # they are removed at the end
+    with suppress(OSError):  # files that stay are removed at the end of the fit
         for path in folder.iterdir():
             if path.name not in names and _is_own(path):
                 path.unlink()
@@ -148,9 +148,9 @@ def _is_own(path: Path) -> bool:
 
 @contextmanager
 def keep_states_until_end() -> Iterator[None]:
-    """Let the states of fits stay until this context ends, and for good if it fails: more follows than they keep.
+    """Keep the states of fits until this context ends, and also afterwards if it fails.
 
-    Inside another such context they stay until that one ends.
+    A caller uses it if work, such as saving the model, follows the fit. In nested contexts, the outer one counts.
     """
     if _ends.get() is not None:
         yield
@@ -172,8 +172,8 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Yield the state of a fit in a workspace, which is removed when the fit ends and stays when it fails.
 
-    The fit ends with this context, or with that of `keep_states_until_end`. Nothing is kept without a workspace, of a
-    kernel that is code, which cannot be compared with that of the state, and while another process is at the same fit.
+    The fit ends with this context, or with that of `keep_states_until_end`. Nothing is kept without a workspace, for a
+    kernel with user functions, whose code cannot be compared, or while another process runs the same fit.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def open_checkpoint(
     source : Source
         Training rows.
     parameters : mapping
-        All else that the state depends on: texts and numbers.
+        Everything else that the state depends on, as texts and numbers.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def open_checkpoint(
 
 
 def _make_rows_identity(source: Source) -> list[object]:
-    """Return what the rows of a source are: a digest of values, or where they are, which columns, and their changes."""
+    """Return what identifies the rows of a source: a digest of values, or location, columns and time of change."""
     columns = list(source.columns) if isinstance(source, NamedColumns) else None
     if source.location is None:
         return [digest_rows(source), columns, source.shape]
@@ -227,7 +227,7 @@ def _make_rows_identity(source: Source) -> list[object]:
 def _locked_folder(folder: Path) -> Iterator[bool]:
     """Create a folder and lock it for this process; remove it at the end unless an error leaves a state in it.
 
-    Yield False, and do nothing, if another process has it or the file system has no locks.
+    Yield False, and do nothing, if another process holds the lock or the file system has no locks.
     """
     descriptor = _lock(folder)
     if descriptor is None:
@@ -239,7 +239,7 @@ def _locked_folder(folder: Path) -> Iterator[bool]:
         is_done = True
     finally:
         if is_done or not (folder / _STATE).exists():
-            _remove(folder)  # once: under its name there may then be the folder of another process
+            _remove(folder)  # only once, because another process may then create a folder of the same name
         os.close(descriptor)
 
 
@@ -252,7 +252,7 @@ def _lock(folder: Path) -> int | None:
                 raise UnsupportedStoreError(f"{folder} is a link, and a state is not kept behind one.")
             try:
                 descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            except FileNotFoundError:  # a process that had the folder has just removed it
+            except FileNotFoundError:  # the process that held the folder has just removed it
                 continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -260,14 +260,14 @@ def _lock(folder: Path) -> int | None:
                     return descriptor
             except FileNotFoundError:  # as above
                 pass
-            except OSError:  # another process has it, or the file system has no locks
+            except OSError:  # another process holds the lock, or the file system has no locks
                 os.close(descriptor)
                 return None
             os.close(descriptor)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that this process has locked; others see all of it under its name, or nothing.
+    """Remove a folder that this process has locked; other processes see all of it under its name, or nothing.
 
     Files that dkfm did not write stay where they are.
     """
@@ -291,14 +291,14 @@ class LanczosCheckpoint:
     Parameters
     ----------
     checkpoint : Checkpoint
-        Where they are kept.
+        Checkpoint in which the steps are kept.
 
     Attributes
     ----------
     capacity : int
-        Capacity of the basis in columns: that with which the fit began, for it decides when the basis is replaced.
+        Capacity of the basis in columns. A resumed fit keeps it, because it determines when the basis is restarted.
     means : ndarray of shape (N,), optional
-        Means of the rows of the Gram matrix, which cost a product, too; set before the first step.
+        Means of the rows of the Gram matrix, whose computation costs a product; set before the first step.
     """
 
     def __init__(self, checkpoint: Checkpoint, capacity: int) -> None:

@@ -27,9 +27,9 @@ def log_gram(
     tiles : int
         Number of tiles to compute.
     where : str
-        Where the matrix is kept, as "in memory".
+        Where the matrix is kept, for example "in memory".
     executor : Executor, optional
-        Runs the tasks; by default this thread computes the only tile.
+        Executor of the tasks; by default this thread computes the only tile.
     stored_tile_rows : int, optional
         Rows of a tile, if tiles are written to disk.
     """

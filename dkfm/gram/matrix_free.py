@@ -1,8 +1,8 @@
-"""Multiply a Gram matrix that is nowhere: kernel values are computed tile by tile, used for both sides, and dropped.
+"""Multiply a Gram matrix without storing it: kernel values are computed tile by tile, used, and discarded.
 
-A task computes a square tile of the lower triangle in pieces that stay in the processor's cache. It multiplies them for
-its rows and, transposed, for its columns. What tiles add to a block of rows is added in their order, so that a product
-has the same bits on any number of threads or workers.
+A task computes a square tile of the lower triangle in pieces that stay in the processor's cache. It multiplies the tile
+and its transpose. The contributions of tiles to a block of rows are added in a fixed order, so a product is bitwise
+equal on any number of threads or workers.
 """
 
 from collections.abc import Iterator
@@ -31,29 +31,30 @@ from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
 
 _DIAGONAL_ROWS = 1100
-"""Largest number of rows of a square on the diagonal that is not divided into two squares and what is below them."""
+"""Largest number of rows of a diagonal square that is not split into two squares and the rectangle below them."""
 
 _DIAGONAL_COLUMNS = 340
-"""Largest number of its columns that are multiplied at a time: with more, more values above the diagonal are computed,
-with fewer, each takes longer.
+"""Largest number of columns of a diagonal square that are multiplied at a time.
+
+With more columns, more values above the diagonal are computed; with fewer, each value takes longer.
 """
 
 _MIN_BLOCKS, _MAX_BLOCKS = 8, 16
-"""Numbers of blocks of rows of a matrix, unless the tasks of so few would hold too much."""
+"""Smallest and largest number of blocks of rows, unless tasks would then need too much memory."""
 
 _MIN_TILE_ROWS = 7500
-"""Rows of a tile from which on there are more than the smallest number of blocks."""
+"""Rows of a tile above which more than the smallest number of blocks is used."""
 
 _TILE_VALUES = 2**24
-"""Largest number of values that a task holds of rows, right sides and products: 134 megabytes."""
+"""Largest number of values of the rows, right sides and products of a task: 134 megabytes."""
 
 _Contribution = tuple[int, int, Array, Array | None]
-"""Numbers of the rows and columns of a tile, its product for the rows, and that for the columns, unless it is both."""
+"""Block numbers of a tile, its product, and the product of its transpose, which is None on the diagonal."""
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixFreeGram:
-    """Gram matrix of rows, of which products compute all values anew; `open_matrix_free` makes one."""
+    """Gram matrix of rows whose values each product computes anew; `open_matrix_free` creates one."""
 
     kernel: Kernel
     rows: Source
@@ -63,19 +64,19 @@ class MatrixFreeGram:
     tile_rows: int
     """Rows and columns of a tile."""
     shared: SharedArrays
-    """Gives right sides to the tasks."""
+    """Shares right sides with the tasks."""
     shows_progress: bool = False
-    """Whether a product shows how far it is."""
+    """Whether a product shows a progress bar."""
 
     def __matmul__(self, V: Array) -> Array:
-        """Return the product (N, p) with V (N, p); it has the same bits each time.
+        """Return the product (N, p) with V (N, p); repeated products are bitwise equal.
 
         Raises
         ------
         KernelError
             A kernel value, or a product, is not finite.
         ClusterError
-            A tile killed its workers again and again, or the cluster is gone.
+            A tile killed its workers repeatedly, or the cluster is gone.
         """
         pairs = list(chunking.lower_triangle_tile_indices(len(V), self.tile_rows))
         sums = OrderedSums(np.zeros(V.shape), self.tile_rows, self.shared.folder)
@@ -97,8 +98,8 @@ class MatrixFreeGram:
 def choose_tile_rows(n: int, width: int, columns: int) -> int:
     """Choose the rows of a tile, for rows of some values and right sides of some columns.
 
-    There are 8 to 16 blocks of rows, so that 36 to 136 tasks compute some tenths of a second or more, and each returns
-    few values for those it computes.
+    There are 8 to 16 blocks of rows, so that 36 to 136 tasks each compute for a few tenths of a second or more, and
+    return few values compared with those that they compute.
 
     >>> [choose_tile_rows(n, 50, 32) for n in (9000, 20_000, 100_000, 10**6)]
     [1125, 2500, 7143, 62500]
@@ -122,15 +123,15 @@ def open_matrix_free(
 ) -> Iterator[MatrixFreeGram]:
     """Yield the Gram matrix of rows X (N, d) for products with at most `columns` columns.
 
-    With `progress`, a product that takes a while shows how far it is.
+    With `progress`, a long product shows a progress bar.
 
-    On a cluster the rows and the right sides are files in a temporary folder, in the workspace if there is one, which
-    the workers must see.
+    On a cluster, the rows and the right sides are files in a temporary folder that the workers must see. It is in the
+    workspace if there is one.
 
     Raises
     ------
     BudgetError
-        A worker has no memory for a tile, or the disk no room for the rows.
+        A worker has too little memory for a tile, or the disk has too little space for the rows.
     UnfitWorkerError
         No worker sees the folder.
     """
@@ -158,7 +159,7 @@ def multiply_tile(
     """Compute a tile in pieces; return its product with the right side, and that of its transpose."""
     require_fit_worker(requirements)
     rows, columns = (chunking.row_slice(number, source.shape[0], tile_rows) for number in pair)
-    X, V = source.read(rows), cast("Array", right.read(rows))  # it is dense
+    X, V = source.read(rows), cast("Array", right.read(rows))  # right sides are dense
     with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
         parts: tuple[Array, ...]
         if rows == columns:
@@ -179,7 +180,7 @@ def _require_finite_values(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, i
 
 
 def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
-    """Return ``k(X, X) V`` (n, p): values below small squares on the diagonal are used for both sides."""
+    """Return ``k(X, X) V`` (n, p); values below small squares on the diagonal are also used transposed."""
     n = len(V)
     if n > _DIAGONAL_ROWS:
         first, second = slice(n // 2), slice(n // 2, n)
@@ -210,8 +211,8 @@ def _add_products(
 ) -> None:
     """Add ``k(X, Y) W`` to the first product (n, p) and ``k(X, Y)' V`` to the second (m, p), with right sides V and W.
 
-    `evaluate` returns k(X, Y), some rows at a time. The second product takes the rows from number `first` on: those
-    before it are Y itself, in a square on the diagonal.
+    `evaluate` returns k(X, Y), some rows at a time. The second product uses only the rows from number `first` on,
+    because in a square on the diagonal the rows before it are Y itself.
     """
     (V, W), (product, transposed) = right_sides, products
     (n, p), m = V.shape, len(W)

@@ -1,4 +1,4 @@
-"""Add what tasks return in the order of their numbers, so that a sum has the same bits wherever they run."""
+"""Add the results of tasks in the order of their numbers, so that a sum is bitwise equal wherever the tasks run."""
 
 import uuid
 from pathlib import Path
@@ -11,7 +11,7 @@ from dkfm.files import local
 from dkfm.sources.npy import load_npy, save_npy
 
 _MAX_WAITING_BYTES = 2**26
-"""Bytes of parts that wait in memory for those before them, beside as many as the sum itself has."""
+"""Largest number of bytes of parts that wait in memory, in addition to the size of the sum."""
 
 
 class OrderedSums:
@@ -24,8 +24,8 @@ class OrderedSums:
     block_rows : int
         Rows of a block.
     folder : Path, optional
-        Folder in which early parts wait that would take much memory. A task whose worker died runs again after all
-        others, and all parts of its blocks wait for it.
+        Folder for early parts that would take too much memory. For example, a task whose worker died runs again after
+        all others, and all later parts of its blocks wait for it.
     """
 
     def __init__(self, total: Array, block_rows: int, folder: Path | None) -> None:
@@ -35,7 +35,7 @@ class OrderedSums:
         self._waiting_bytes = 0
 
     def add(self, block: int, number: int, part: Array) -> None:
-        """Add a part to a block now, or when those before it are there."""
+        """Add a part to a block, now or after all parts with lower numbers."""
         following = self._next.get(block, 0)
         if number != following:
             self._early[block, number] = self._keep(part)

@@ -1,6 +1,6 @@
-"""Compare the ways to multiply a Gram matrix again and again: in memory, from disk, or with values that are never kept.
+"""Compare methods for repeated products with a Gram matrix: in memory, from disk, or matrix-free.
 
-The way is the one that is predicted to take the fewest seconds among those that fit, or almost as few and less memory.
+The chosen method has the shortest predicted time among those that fit, or almost the shortest and less memory.
 """
 
 import time
@@ -30,34 +30,34 @@ from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.eigensolvers import lanczos
 
 _TRIAL_SHAPES = (16, 16), (64, 64), (PIECE_ROWS, PIECE_COLUMNS)
-"""Rows and columns of the blocks that are timed, one after the other."""
+"""Rows and columns of the blocks that are timed, in this order."""
 
 _LONG_TRIAL = 5e-3
-"""Seconds of the values of a block from which on no larger one is timed."""
+"""Seconds of a timed block above which no larger block is timed."""
 
 _SAME_TIME = 1.3
-"""Factor up to which two predicted times are as good as the same."""
+"""Ratio up to which two predicted times count as equal."""
 
 SHARED_SECONDS = 1.25
-"""Factor by which tasks take longer where several run, which share caches and memory, and read their rows."""
+"""Factor by which tasks take longer if several run, because they share caches and memory, and read rows."""
 
 _PRODUCT_ROWS = 512
 """Rows and columns of the matrices whose product is timed."""
 
 _PRODUCT_COUNT = 4
-"""Number of products that each thread computes while the others do."""
+"""Number of products that each thread computes at the same time as the others."""
 
 _PRODUCT_THREADS = 16
-"""Largest number of threads that do: each has a product of two megabytes."""
+"""Largest number of threads in this measurement; each has a product of two megabytes."""
 
 _REPETITIONS = 3
-"""Number of times that a block, or the products, are computed; the fastest counts."""
+"""Number of repetitions of a measurement; the fastest counts."""
 
 _measuring = Lock()
 
 
 class ProductMethod(StrEnum):
-    """Where the values of a Gram matrix are between two products with it."""
+    """Where the values of a Gram matrix are kept between two products."""
 
     DENSE = "in memory"
     STORED = "on disk"
@@ -66,11 +66,11 @@ class ProductMethod(StrEnum):
 
 @dataclass(frozen=True)
 class ProductCost:
-    """What the products with a Gram matrix take by one method."""
+    """Predicted costs of the products with a Gram matrix by one method."""
 
     method: ProductMethod
     seconds: float
-    """Predicted seconds of all products, the matrix itself included."""
+    """Predicted seconds of all products, including the computation of the matrix."""
     memory_bytes: int
     """Largest memory of this process."""
     basis_columns: int
@@ -78,7 +78,7 @@ class ProductCost:
     disk_bytes: int = 0
     """Size of the matrix on disk, with the rows beside it."""
     task_bytes: int = 0
-    """Memory of a task on a worker; 0 if no worker takes part."""
+    """Memory of a task on a worker; 0 if no workers are used."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class LanczosProblem:
     products: int
     """Expected number of products."""
     tile_rows: int | None
-    """Rows of a tile, if the user asks for some."""
+    """Rows of a tile, if the user specified them."""
     threads: int
     """Threads that run tasks."""
     is_cluster: bool
-    """Whether they are those of a cluster."""
+    """Whether the threads are those of a cluster."""
     keeps_store: bool
-    """Whether the user asks for the matrix on disk, by a workspace."""
+    """Whether the user requested the matrix on disk, by a workspace."""
     disk_room: int
     """Bytes that the matrix may take on disk."""
 
@@ -112,34 +112,35 @@ class LanczosProblem:
 
     @property
     def full_basis_columns(self) -> int:
-        """Columns of a basis that is seldom restarted."""
+        """Columns of a large basis, which is rarely restarted."""
         return lanczos.choose_basis_columns(self.n, self.n_components)
 
     @property
     def small_basis_columns(self) -> int:
-        """Columns of a basis that takes little more memory than the expected products fill."""
+        """Columns of a small basis, which holds little more than the expected products."""
         expected = (self.products * 5 // 4 + 1) * self.block_columns
         return min(self.full_basis_columns, max(expected, 4 * (self.n_components + self.block_columns)))
 
     @property
     def basis_seconds(self) -> float:
-        """Predicted seconds beside the products."""
+        """Predicted seconds of all work besides the products."""
         return budget.reorthogonalization_seconds(self.n, self.block_columns, self.products)
 
 
 def has_near_start(kernel: Kernel) -> bool:
-    """Return whether products without a matrix start from eigenvectors of some rows, which saves one or two.
+    """Return whether matrix-free Lanczos starts from eigenvectors of some rows, which saves one or two products.
 
-    Of a kernel that may have negative eigenvalues, the first block is random: more products find them more surely.
+    For a kernel that may have negative eigenvalues, the first block is random, because more products detect these more
+    reliably.
     """
     return kernel.definiteness is Definiteness.PSD and is_code_free(kernel)
 
 
 def compare_product_costs(task: LanczosProblem, available: int) -> list[ProductCost]:
-    """Return what each method takes: the one to take first, then others that fit in `available` bytes and on the disk.
+    """Return the costs of the best method, then of the others that fit in `available` bytes and on the disk.
 
-    Of methods of almost the same time the one of the least memory is taken. A matrix that the user wants on disk is
-    computed anew only if it does not fit there, and one that is given never.
+    Among methods of almost equal time, the one with the least memory is best. If the user requested the matrix on disk,
+    the matrix-free method is used only if the matrix does not fit there; it is never used for a precomputed matrix.
     """
     costs = [_cost_dense(task), _cost_stored(task)]
     if not task.kernel.is_precomputed:
@@ -217,7 +218,7 @@ def _cost_matrix_free(task: LanczosProblem) -> ProductCost:
     rows = min(task.n, task.tile_rows or matrix_free.choose_tile_rows(task.n, task.float64s_per_row, columns))
     value = value_seconds(kernel, task.float64s_per_row)
     products = task.products - (task.products > 1 and has_near_start(kernel))
-    all_products = products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
+    all_products = products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # the last term is for the means
     tiles = count_tiles(task.n, rows)
     values = SHARED_SECONDS * rows * rows * tiles * (tiles + 1) / 2
     seconds = values * all_products / task.threads + task.basis_seconds
@@ -243,7 +244,7 @@ def _disk_and_task_bytes(task: LanczosProblem, rows: int | None) -> tuple[int, i
 def factor_seconds(n: int, threads: int, seconds_per_value: float = 0.0) -> float:
     """Predict the seconds of threads that factor an N x N Gram matrix in tiles on disk.
 
-    A kernel value takes `seconds_per_value` of one thread; by default the matrix is there already.
+    A kernel value takes `seconds_per_value` of one thread; by default the matrix exists already.
     """
     values = SHARED_SECONDS * n * n / 2 * seconds_per_value / threads
     return budget.factor_seconds(n, threads, multiplication_seconds()) + values
@@ -252,9 +253,9 @@ def factor_seconds(n: int, threads: int, seconds_per_value: float = 0.0) -> floa
 def multiplication_seconds() -> float:
     """Measure the seconds of a thread for a multiplication and addition of a large matrix product, once.
 
-    As many threads multiply at the same time as tasks do: each is slower than one alone.
+    As many threads as tasks multiply at the same time, because each is slower than a single thread.
     """
-    with _measuring:  # two measurements at a time would slow each other down
+    with _measuring:  # concurrent measurements would slow each other down
         return _measure_multiplication_seconds(1 if is_inside_worker() else min(cpus.COUNT, _PRODUCT_THREADS))
 
 
@@ -277,13 +278,13 @@ def _measure_multiplication_seconds(threads: int) -> float:
 
 
 def value_seconds(kernel: Kernel, d: int) -> float:
-    """Measure the seconds of one thread for a kernel value of rows of d columns; it is kept for equal kernels.
+    """Measure the seconds of one thread for a kernel value of rows of d columns; cache the result for equal kernels.
 
-    It is that of a value in a block of `PIECE_ROWS` by `PIECE_COLUMNS`. What a call takes whatever its values, measured
-    with a single one, is shared among as many.
+    It is the time of a value in a block of `PIECE_ROWS` by `PIECE_COLUMNS`. The fixed cost of a call, measured with a
+    single value, is divided by the number of values in such a block.
 
-    The rows are random histograms, which most kernels take. Of one that fails on them, as with other columns, the time
-    is that of a simple kernel.
+    The rows are random histograms, which most kernels accept. For a kernel that fails on them, for example because it
+    needs other columns, the time of a simple kernel is returned.
     """
     try:
         return _measure_value_seconds(kernel, d)

@@ -1,4 +1,4 @@
-"""Pass over the rows of a source with tasks, which compute residuals of pivots, sum features, or read some rows."""
+"""Pass over the rows of a source with tasks that compute residuals of pivots, sum features, or read selected rows."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class RowPasses:
     executor: Executor
     shared: SharedArrays
     shows_progress: bool = False
-    """Whether a pass shows how far it is."""
+    """Whether a pass shows a progress bar."""
 
     @property
     def tile_rows(self) -> int:
@@ -66,7 +66,7 @@ class RowPasses:
         return choose_tile_rows(self.source.shape[0], self.source.float64s_per_row)
 
     def compute_initial_residuals(self) -> Array:
-        """Return the residuals before the first pivot: 1, 0 of zero vectors, -1 where k(x, x) is negative."""
+        """Return the residuals before the first pivot: 1, or 0 for zero vectors, or -1 for a negative k(x, x)."""
         residuals = allocate_row_values(self.source.shape[0])
         self._run(compute_diagonal_signs, (), partial(_store, residuals))
         return residuals
@@ -77,9 +77,9 @@ class RowPasses:
             self._run(compute_squares, (P, W), partial(_subtract, residuals))
 
     def recompute_residuals(self, residuals: Array, pivots: Rows, weights: Array, probes: Array) -> float:
-        """Replace the residuals (N,) of all rows by those from all features; return the largest norm of coefficients.
+        """Recompute the residuals (N,) of all rows from all features; return the largest norm of coefficients.
 
-        The products of the features with `probes` (r, 16) are those of a row's coefficients with random signs.
+        `probes` (r, 16) are such that their products with the features of a row estimate the norm of its coefficients.
         """
         norms = [1.0]
 
@@ -93,10 +93,7 @@ class RowPasses:
         return max(norms)
 
     def compute_feature_moments(self, landmarks: Rows, root: Root, weighted: WeightedRows) -> tuple[Array, Array]:
-        """Return sums over the rows, with their weights: of features, and of their products.
-
-        They are ``sum w a phi`` (c, r) for each column a, and ``sum w phi phi'`` (r, r).
-        """
+        """Return the weighted sums ``sum w a phi`` (c, r) for each column a, and ``sum w phi phi'`` (r, r)."""
         count, r = weighted.n_columns, root.weights.shape[1]
         sums = OrderedSums(np.zeros((1, _count_sums(count, r))), 1, self.shared.folder)
         parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))
@@ -111,7 +108,7 @@ class RowPasses:
         return _split_sums(sums.total, count, r)
 
     def take_rows(self, numbers: Indices) -> Rows:
-        """Return some rows, read by a task for each tile of them."""
+        """Return some rows; a task for each tile reads them."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         tiles, counts = np.unique(ascending // self.tile_rows, return_counts=True)
         parts: list[tuple[int, Rows]] = []
@@ -151,7 +148,7 @@ class RowPasses:
 
 
 def choose_tile_rows(n: int, width: int) -> int:
-    """Choose the rows of a task, of n rows of so many values each: fewer where some threads would soon have none.
+    """Choose the rows of a task, for n rows of `width` values each: fewer rows if threads would otherwise be idle.
 
     >>> choose_tile_rows(10**6, 5), choose_tile_rows(10**6, 784), choose_tile_rows(20_000, 5), choose_tile_rows(3000, 5)
     (16384, 5349, 1250, 750)

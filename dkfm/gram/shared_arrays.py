@@ -1,4 +1,4 @@
-"""Share arrays with the tasks of an executor: in memory with threads, by files that workers see on a cluster."""
+"""Share arrays with the tasks of an executor: in memory with threads, or through files on a cluster."""
 
 import shutil
 import uuid
@@ -21,7 +21,7 @@ from dkfm.storage.output_files import LocalOutput
 
 @dataclass(frozen=True)
 class SharedArrays:
-    """Give arrays to tasks; `open_shared_arrays` makes one."""
+    """Share arrays with tasks; `open_shared_arrays` creates an instance."""
 
     folder: Path | None = None
     """Folder that workers see; None if the tasks run in this process."""
@@ -51,7 +51,7 @@ def open_shared_arrays(
     workspace: str | Path | None,
     source: Source | None = None,
 ) -> Iterator[SharedArrays]:
-    """Yield what shares arrays with tasks; on a cluster, leave workers aside that do not see the folder.
+    """Yield an object that shares arrays with tasks; on a cluster, exclude workers that do not see the folder.
 
     Parameters
     ----------
@@ -64,14 +64,14 @@ def open_shared_arrays(
     what : str
         Name of the arrays in messages.
     workspace : str or Path, optional
-        Folder in which the temporary one is; by default that of the system.
+        Folder in which to create the temporary folder; by default the system's.
     source : Source, optional
         Input that the tasks read and every worker must see.
 
     Raises
     ------
     BudgetError
-        A worker has no memory for a task, or the disk no room for the arrays.
+        A worker has too little memory for a task, or the disk has too little space for the arrays.
     UnfitWorkerError
         No worker sees the folder.
     """
@@ -89,7 +89,7 @@ def open_shared_arrays(
 
 
 def make_worker_requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
-    """Return what tile tasks need of a worker: the store, the rows unless they are in the store, and memory."""
+    """Return the requirements of tile tasks on a worker: access to the store and to the rows, and memory."""
     probe, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
     versions = worker_checks.local_versions(tables=isinstance(source, NamedColumns))
     return WorkerRequirements(LocalOutput(root), probe, probe.encode(), versions, task_bytes, 0, source, stamp)

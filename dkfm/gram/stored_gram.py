@@ -18,12 +18,12 @@ from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.storage import raw_chunk_reader, store_metadata
 
 _Products = tuple[slice, Array, slice, Array | None]
-"""A slice of rows and what a tile adds to them; the same for its transpose, or None on the diagonal."""
+"""A slice of rows and the product of a tile for them; the same for its transpose, None on the diagonal."""
 
 
 @dataclass(frozen=True)
 class StoredGram:
-    """Gram matrix in a finished store of `build_gram`; every product reads it again."""
+    """Gram matrix in a finished store of `build_gram`; each product reads it again."""
 
     root: Path
     """Folder of the store."""
@@ -52,7 +52,7 @@ class StoredGram:
         return store_metadata.read_array_info(self.root / "gram")
 
     def __matmul__(self, V: Array) -> Array:
-        """Return the product (N, p) with V (N, p); it has the same bits each time."""
+        """Return the product (N, p) with V (N, p); repeated products are bitwise equal."""
         info, n = self._array_info, len(V)
         product, right = np.zeros((n, V.shape[1])), np.ascontiguousarray(V)
         pairs = list(chunking.lower_triangle_tile_indices(n, info.chunks[0]))

@@ -1,12 +1,13 @@
-"""Find pivots among rows that are never in memory together: round by round, by passes of tasks over their source.
+"""Find pivots among rows that are never in memory together, in rounds of passes of tasks over their source.
 
-A round draws candidates, in proportion to the residuals of all rows, with the largest ones; chooses pivots among them,
-the largest residual first, down to a share of the largest; and subtracts from every residual what the new pivots
-explain, from ``k(x, P)`` and the new columns of ``L^-T`` alone, so that all rounds together cost one product with the
-whole of it. When no residual exceeds the threshold, a last pass computes all residuals anew from all features.
+A round draws candidates in proportion to the residuals of all rows, and adds the rows of the largest residuals. It
+chooses pivots among them, the largest residual first, down to a share of the largest. Then it subtracts from every
+residual the part that the new pivots explain. This needs only ``k(x, P)`` and the new columns of ``L^-T``, so all
+rounds together cost one product with ``L^-T``. When no residual exceeds the threshold, a last pass recomputes all
+residuals from all features.
 
-Chen, Epperly, Tropp and Webber, "Randomly pivoted Cholesky" (2022); Epperly, Tropp and Webber, "Embrace rejection"
-(2024), whose blocks of proposals these rounds are, with the rejected ones judged by their exact residuals.
+Chen, Epperly, Tropp and Webber, "Randomly pivoted Cholesky" (2022). The rounds are the blocks of proposals of Epperly,
+Tropp and Webber, "Embrace rejection" (2024), with rejection by exact residuals.
 """
 
 from collections.abc import Callable
@@ -34,24 +35,24 @@ from dkfm.sources.base import Source
 Indices = npt.NDArray[np.intp]
 
 _CANDIDATES = 2048
-"""Rows that a round chooses pivots among."""
+"""Number of candidates of a round, from which pivots are chosen."""
 
 _LARGEST = 512
-"""Candidates that are the rows of the largest residuals; the others are drawn."""
+"""Number of candidates with the largest residuals; the others are drawn at random."""
 
 _ROUND_SHARE = 0.1
 """Share of the largest residual down to which a round accepts pivots."""
 
 _MAX_DROPPED = 2**20
-"""Number of residuals, the largest, that the attribute `dropped_` of a map keeps."""
+"""Largest number of residuals that the attribute `dropped_` of a map keeps; it keeps the largest ones."""
 
 
 @dataclass(frozen=True)
 class PivotSearch:
-    """How pivots are searched for."""
+    """Options of the search for pivots."""
 
     threshold: float
-    """Residual, as a share of k(x, x), that a pivot exceeds."""
+    """Residual, relative to k(x, x), that a pivot must exceed."""
     limit: int
     """Largest number of pivots."""
     is_random: bool
@@ -59,17 +60,17 @@ class PivotSearch:
     rng: np.random.RandomState
     """Draws candidates."""
     shows_progress: bool = False
-    """Whether the passes over the rows show how far they are."""
+    """Whether the passes over the rows show progress bars."""
     on_round: Callable[[int, list[float]], object] = lambda pivots, largest: None
     """Called after each round with the number r of pivots, and the largest residual after 0, 1, .. r of them."""
 
 
 @dataclass(eq=False)
 class _State:
-    """Pivots so far, and the residuals of all rows."""
+    """Pivots found so far, and the residuals of all rows."""
 
     residuals: Array
-    """As shares of k(x, x): 1 at first, 0 of zero vectors and of pivots. Shape (N,)."""
+    """Residuals, relative to k(x, x): 1 at first, 0 for zero vectors and for pivots. Shape (N,)."""
     factor: GrowingFactor
     numbers: Indices
     """Row numbers of the pivots. Shape (r,)."""
@@ -80,7 +81,7 @@ class _State:
     largest_residuals: list[float]
     """Largest residual after 0, 1, .. r pivots, or an upper bound of it."""
     n_pivots_at_recompute: int = -1
-    """Number of pivots with which all residuals were computed anew last."""
+    """Number of pivots when all residuals were last recomputed."""
 
     def make_root_columns(self, first: int) -> Array:
         """Return the columns of ``D^-1 L^-T`` from number `first` on."""
@@ -97,7 +98,7 @@ def find_streamed_pivots(
 ) -> Pivots:
     """Find pivots among the rows of a source (N, d) by passes of tasks; see the module.
 
-    Each round ends with its state in the checkpoint, if that keeps one; the search goes on with the state found there.
+    Each round saves its state in the checkpoint, if that keeps one; the search resumes from an existing state.
 
     Raises
     ------
@@ -106,7 +107,7 @@ def find_streamed_pivots(
     InvalidInputError
         A row is not finite.
     ClusterError
-        A tile of rows killed its workers again and again, or the cluster is gone.
+        A tile of rows killed its workers repeatedly, or the cluster is gone.
     """
     passes = RowPasses(kernel, source, executor, shared, search.shows_progress)
     state = _resume(passes, search.rng, checkpoint) if checkpoint.numbers else _start(passes)
@@ -115,7 +116,7 @@ def find_streamed_pivots(
             _run_round(state, passes, search)
             _save(state, search.rng, checkpoint)
             search.on_round(len(state.numbers), state.largest_residuals)
-        if not len(state.numbers):  # no row has a positive k(x, x): a model needs a landmark
+        if not len(state.numbers):  # no row has a positive k(x, x), but a model needs a landmark
             return _make_pivots(state, 1.0, float(state.residuals.min()))
         # L^-1 times random signs
         probes = state.factor.compute_inverse_transpose_columns(0).T @ make_probes(len(state.numbers))
@@ -123,21 +124,21 @@ def find_streamed_pivots(
         lowest = float(state.residuals.min())
         state.residuals[state.numbers] = 0.0
         is_full = len(state.numbers) >= search.limit or state.residuals.max() <= search.threshold
-        # Two ways to sum the same squares may disagree.
+        # Two ways to sum the same squares may differ by rounding.
         if is_full or len(state.numbers) == state.n_pivots_at_recompute:
             return _make_pivots(state, norm, lowest)
         state.n_pivots_at_recompute = len(state.numbers)
 
 
 def _start(passes: RowPasses) -> _State:
-    """Return the state without a pivot."""
+    """Return the initial state, without pivots."""
     residuals, none = passes.compute_initial_residuals(), np.zeros(0, np.intp)
     empty = passes.take_rows(np.zeros(1, np.intp))[:0]
     return _State(residuals, GrowingFactor.empty(), none, empty, np.zeros(0), [float(residuals.max())])
 
 
 def _save(state: _State, rng: np.random.RandomState, checkpoint: Checkpoint) -> None:
-    """Keep the state at the end of a round, with that of the draws."""
+    """Save the state at the end of a round, with the state of the random generator."""
     generator: dict[str, Any] = rng.get_state(legacy=False)["state"]
     arrays = {
         "residuals": state.residuals[:, np.newaxis],
@@ -153,7 +154,7 @@ def _save(state: _State, rng: np.random.RandomState, checkpoint: Checkpoint) -> 
 
 
 def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoint) -> _State:
-    """Return the state that was kept, and let the draws go on from there."""
+    """Return the saved state, and restore the state of the random generator."""
     load = checkpoint.load_array
     generator = {"key": load("generator"), "pos": int(checkpoint.numbers["position"])}
     rng.set_state({"bit_generator": "MT19937", "state": generator, "has_gauss": 0, "gauss": 0.0})
@@ -167,7 +168,7 @@ def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoin
 
 
 def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
-    """Choose pivots among candidates, and subtract what they explain from all residuals."""
+    """Choose pivots among candidates, and subtract the part that they explain from all residuals."""
     drawn = _draw_candidates(state.residuals, search)
     proposed = state.residuals[drawn]
     rows = passes.take_rows(drawn)
@@ -189,7 +190,7 @@ def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
         )
     else:
         state.factor, chosen = state.factor.extend_by_largest(among, with_pivots, diagonal, target, room)
-    if not len(chosen):  # what the candidates seemed to leave was rounding, or has been explained since
+    if not len(chosen):  # the residuals of the candidates were rounding errors, or have been explained since
         features = state.factor.compute_features(with_pivots)
         exact = diagonal - np.einsum("ij,ij->i", features, features)
         state.residuals[drawn] = exact
@@ -203,11 +204,11 @@ def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
 
 
 def _draw_candidates(residuals: Array, search: PivotSearch) -> Indices:
-    """Return numbers of rows drawn in proportion to their residuals, and of those of the largest; all if there are few.
+    """Return the numbers of rows drawn in proportion to residuals and of rows of the largest; all rows if they are few.
 
-    Rows that can be no pivots, because their residuals are not above the threshold, are not drawn: there may be so many
-    that little else would be. Random pivots are proposals: in the order in which they were drawn, and some of them more
-    than once.
+    Rows whose residuals are not above the threshold cannot be pivots. They are not drawn, because they may be so many
+    that few other rows would be drawn. For random pivots, the numbers are proposals in the order in which they were
+    drawn, and may occur more than once.
     """
 
     def drawable(block: Array) -> Array:
@@ -257,10 +258,10 @@ def _compute_normalized_values(
 
 
 def _make_pivots(state: _State, norm: float, lowest: float) -> Pivots:
-    """Return the pivots with the root ``D^-1 L^-T``; the residuals of all rows are not needed any more."""
+    """Return the pivots with the root ``D^-1 L^-T``; the residuals in `state` are overwritten."""
     rank, n, residuals = len(state.numbers), len(state.residuals), state.residuals
     state.largest_residuals[-1] = max(float(residuals.max()), 0.0)  # those of pivots are 0
-    residuals[state.numbers] = -inf  # they are no residuals that were dropped
+    residuals[state.numbers] = -inf  # residuals of pivots are not among the dropped ones
     dropped = _sort_largest(residuals, min(_MAX_DROPPED, n - rank))
     largest = np.maximum(np.maximum.accumulate(state.largest_residuals[::-1])[::-1], 0.0)
     limits = np.append(np.full(rank, inf), inf if n > rank else 0.0)

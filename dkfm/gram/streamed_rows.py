@@ -1,4 +1,4 @@
-"""Training rows of a source that are never in memory together: a file, a store or an object that is read by tiles."""
+"""Training rows of a source that are never in memory together: a file, a store or an object that is read in tiles."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from dkfm.numerics.certificates import kernel_rounding
 from dkfm.sources.base import Source, read_evenly_spaced_rows, read_finite
 
 _TILE_VALUES = 2**21
-"""Values of the rows that are read at a time."""
+"""Number of values of the rows that are read at a time."""
 
 _RESOLVING_ROWS = 4096
-"""Rows, evenly spread, from which a kernel takes parameters such as the median distance."""
+"""Number of evenly spread rows on which a kernel is resolved, for example to the median distance."""
 
 
 def is_stored(X: object) -> bool:
-    """Return whether X names rows that are read from where they are: a path, a URL, or a Zarr array on disk."""
+    """Return whether X refers to stored rows: a path, a URL, or a Zarr array on disk."""
     return isinstance(X, str | os.PathLike) or (isinstance(X, zarr.Array) and hasattr(X.store, "root"))
 
 
@@ -54,7 +54,7 @@ class StreamedRows:
 
     @property
     def indexable_rows(self) -> Rows:
-        """The rows, of which some can be read, as `SourceRows`."""
+        """The rows as `SourceRows`, which reads selected rows."""
         return cast("Rows", SourceRows(self.source))
 
     @property
@@ -87,7 +87,7 @@ class StreamedRows:
         return diagonal
 
     def find_rounding_probe_rows(self, diagonal: Array) -> Indices:
-        """Return the numbers of the rows that round most, given the k(x, x) (N,) of all."""
+        """Return the numbers of the rows with the largest rounding errors, given k(x, x) (N,) of all rows."""
         found, start = [], 0
         for tile in self.iter_row_tiles():
             found.append(
@@ -112,7 +112,7 @@ class StreamedRows:
 
 @dataclass(frozen=True, eq=False)
 class SourceRows:
-    """Rows of a source by number, as an array gives them."""
+    """Rows of a source, indexed by number like those of an array."""
 
     source: Source
 
@@ -122,7 +122,7 @@ class SourceRows:
         return self.source.shape
 
     def __getitem__(self, numbers: Indices) -> Rows:
-        """Read the rows of some numbers; those that are close to each other together."""
+        """Read the rows of the given numbers; rows that are close together are read together."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         tile_rows = max(1, _TILE_VALUES // max(1, self.source.float64s_per_row))
         breaks = np.flatnonzero(np.diff(ascending) > max(1, self.source.chunk_rows)) + 1

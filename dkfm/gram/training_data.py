@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
 
 TILE_VALUES = 2**23
-"""Values of a Gram matrix that are read at a time."""
+"""Number of values of a Gram matrix that are read at a time."""
 
 _GRAM_NAME = "The Gram matrix"
 
@@ -38,7 +38,7 @@ _SYMMETRY_TOLERANCE = 1e-8
 """Difference, relative to the largest value, above which a Gram matrix is not symmetric; rounding stays below it."""
 
 _MIN_MAX_WEIGHT = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
-"""Lower limit of the largest sample weight: its products with kernel values down to eps keep all their digits."""
+"""Smallest allowed maximum of the sample weights; its products with kernel values down to eps keep all digits."""
 
 Indices = npt.NDArray[np.intp]
 
@@ -54,12 +54,12 @@ class TrainingData(Protocol):
     def indexable_rows(self) -> Rows:
         """Rows that can be taken by index: the points (N, d), or the row indices (N, 1) of a precomputed kernel.
 
-        A model of all rows has them as its landmarks.
+        They are the landmarks of a model of all rows.
         """
 
     @property
     def float64s_per_row(self) -> int:
-        """Average memory of a row in float64 values: d if dense, by its stored values if CSR, 1 if an index."""
+        """Average memory of a row, in float64 values: d for dense rows, 1 for indices, by stored values for CSR."""
 
     @property
     def original_row_indices(self) -> "Indices | None":
@@ -255,8 +255,8 @@ def drop_zero_weights(
 ) -> tuple[TrainingData, Array]:
     """Return the training rows with positive weights, and these weights (N,); without `sample_weight` all are 1.
 
-    If rows are left out, `kernel` is resolved on those that stay, as its width may be their median distance; without it
-    the kernel of the data stays.
+    If rows are left out, `kernel` is resolved on the remaining rows, because its width may be their median distance.
+    Without `kernel`, the kernel of the data is kept.
     """
     n = data.indexable_rows.shape[0]
     if sample_weight is None:

@@ -1,9 +1,10 @@
-"""Append the rows of new files to an output: keep its full chunks, and score what comes after them.
+"""Append the rows of new files to an output: keep its full chunks, and score the rows after them.
 
-The files of a folder of Parquet are noted beside the output, in the order in which their rows are scored. New files
-come after them, whatever their names. Before its marker is removed, the receipts of the chunks that stay are written to
-the journal, for the output as it was and as it will be; then its description is replaced in one step. So the same
-command goes on from wherever it was stopped. Where the order is not that of the names, the description has its digest.
+The files of a folder of Parquet files are recorded beside the output, in the order in which their rows are scored. New
+files come after them, whatever their names. Before the marker is removed, the receipts of the kept chunks are written
+to the journal, for the old and for the extended output. Then the description is replaced atomically. So the same
+command resumes wherever it was stopped. If the order of the files is not that of their names, the description has its
+digest.
 """
 
 import hashlib
@@ -31,16 +32,16 @@ from dkfm.sources.parquet_files.listing import TableFiles
 from dkfm.storage import store_metadata
 
 _MAX_RESCORED_CHUNKS = 16
-"""An output of at most as many rows as so many larger chunks have is scored again in such chunks."""
+"""An output that would have at most this number of larger chunks is scored again in such chunks."""
 
 _MIN_ENLARGEMENT = 4
-"""How many times as large such chunks are at least."""
+"""Smallest ratio of the rows of such a larger chunk to those of an existing one."""
 
 _ORDER = "order"
 """Setting of an output with the digest of the order of its files, if that is not the order of their names."""
 
 _RECEIPTS_PER_SEGMENT = 10_000
-"""Receipts of kept chunks that are written at once."""
+"""Number of receipts of kept chunks that are written at a time."""
 
 
 @runtime_checkable
@@ -67,11 +68,11 @@ class ScoredFiles:
     state: str
     """State of these files; see `dkfm.files.change_detection`. Empty if there are none."""
     n_finished: int
-    """Number of the first of them, which a finished output has scored."""
+    """Number of leading files that a finished output has scored."""
     finished_state: str
-    """State of those."""
+    """State of these finished files."""
     replaces_others: bool
-    """Whether the output, unfinished, noted other files after these, of which some have changed or are gone."""
+    """Whether the unfinished output recorded other files after these, some of which have changed or are gone."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class InputFiles:
     stats: tuple[FileStat, ...]
     """Name, size and time of change, or stamp, of each file, in the order of the rows."""
     are_noted: bool = False
-    """Whether the existing output has noted its files."""
+    """Whether the existing output has recorded its files."""
     scored: ScoredFiles | None = None
-    """The first files, if the existing output has scored them and the job appends the others; else None."""
+    """The leading files, if the existing output has scored them and the job appends the others; else None."""
 
 
 def order_input_files(source: Source, existing: Output | None, append: bool) -> tuple[Source, InputFiles | None]:
@@ -92,20 +93,20 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
     Parameters
     ----------
     source : Source
-        Rows as they were given.
+        Rows as the user passed them.
     existing : Output, optional
         Output that the job resumes, or to which it appends.
     append : bool
-        Whether files that are new since are scored after those of the output. If others than those that a finished
-        output has scored have changed since, all of these count as new.
+        Whether new files are scored after those of the output. Files that no finished output has scored all count as
+        new if one of them has changed.
 
     Raises
     ------
     InvalidInputError
-        `append` is set, and the source is no folder of Parquet files, or a file that a finished output scored has
+        `append` is set, and the source is not a folder of Parquet files, or a file that a finished output scored has
         changed or is gone.
     StoreExistsError
-        `append` is set, and the output did not note its files.
+        `append` is set, and the output did not record its files.
     """
     found = source.table_files.list_stats() if isinstance(source, FromFiles) else []
     if not isinstance(source, FromFiles) or found[0][0] == "":
@@ -140,7 +141,7 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
 def _find_files_to_append(
     table: TableFiles, existing: Output, noted: list[FileStat], found: list[FileStat]
 ) -> InputFiles:
-    """Return the files that an output noted, and after them those that are new."""
+    """Return the files that an output recorded, followed by the new files."""
     known, n_finished = noted, len(noted)
     if not existing.has_marker:
         count = read_finished_count(existing.output_location, existing.creation_id)
@@ -159,12 +160,12 @@ def _find_files_to_append(
 
 
 def _read_noted(output: Output) -> list[FileStat] | None:
-    """Return the files that an output noted; None if it noted none.
+    """Return the files that an output recorded; None if it recorded none.
 
     Raises
     ------
     DamagedStoreError
-        They were not in the order of their names, and are lost.
+        The record is lost, and the files were not in the order of their names.
     """
     noted, order = read_file_stats(output.output_location, output.creation_id), output.settings.get(_ORDER)
     if order is not None and (noted is None or _digest_order(noted) != order):
@@ -180,7 +181,7 @@ def _digest_order(stats: Sequence[FileStat]) -> str:
 
 
 def may_enlarge_chunks(existing: Output, chunk_rows: int) -> bool:
-    """Return whether an output is to be scored anew in larger chunks: those of a few rows would stay a few forever."""
+    """Return whether to score an output again in larger chunks, because a small output would keep its small chunks."""
     if existing.n_chunks == 1:
         return chunk_rows > existing.chunk_rows
     return existing.rows <= _MAX_RESCORED_CHUNKS * chunk_rows and chunk_rows >= _MIN_ENLARGEMENT * existing.chunk_rows
@@ -205,7 +206,7 @@ def find_reusable_chunks(
     Returns
     -------
     kept : list of ChunkReceipt
-        Receipts of chunks that stay if rows are appended: those that are full.
+        Receipts of the full chunks, which stay if rows are appended.
     done : int
         Number of chunks that need not be scored.
 
@@ -287,7 +288,7 @@ def extend_output(
     scored: ScoredFiles,
     state: str,
 ) -> Output:
-    """Make an output one that has the rows of new files too, unfinished; return it with its new id.
+    """Extend an output, now unfinished, by the rows of new files; return it with its new id.
 
     Parameters
     ----------
@@ -309,7 +310,7 @@ def extend_output(
     StoreError
         The output was replaced meanwhile.
     """
-    # Drivers that are started together with the same files make the same id.
+    # Concurrent drivers with the same files derive the same id.
     words = f"{existing.creation_id} {requested.input['stamp']} {requested.chunk_rows}"
     settings = dict(requested.settings)
     names = list(file_names(stats))
@@ -325,7 +326,7 @@ def extend_output(
     if len(scored.stats) == scored.n_finished and not scored.replaces_others:
         # It is finished: this is noted before its marker goes.
         write_file_stats(existing.output_location, existing.creation_id, scored.stats, scored.n_finished)
-    # The last of these serves a run that finds the new files changed, or gone.
+    # The last of these is for a run that finds the new files changed or gone.
     for creation_id, of in (
         (existing.creation_id, scored.state),
         (extended.creation_id, state),
@@ -336,7 +337,7 @@ def extend_output(
     stays = extended.n_chunks if extended.chunk_rows == existing.chunk_rows else 0
     completion.remove_chunks(existing, range(stays, existing.n_chunks))
     output_store.replace_description(extended)
-    # What was noted for the former output stays for drivers that began with it.
+    # The record of the former output stays for drivers that started with it.
     ids = existing.creation_id, extended.creation_id
     existing.output_location.remove_files(name for name in former if not any(of in name for of in ids))
     return extended
@@ -353,7 +354,7 @@ def _write_receipts(output: Output, receipts: list[ChunkReceipt], creation_id: s
 
 
 def restore_file_order(source: Source, output: Output) -> Source:
-    """Return a source that reads its files in the order in which an output scored them, without those that are new."""
+    """Return a source that reads its files in the order in which an output scored them, without new files."""
     if not isinstance(source, FromFiles):
         return source
     names, found = file_names(_read_noted(output) or ()), file_names(source.table_files.list_stats())

@@ -16,11 +16,11 @@ from dkfm.storage import own_files, store_metadata
 from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 _MAX_NAMED = 5
-"""Most chunks that a message names."""
+"""Largest number of chunks that a message names."""
 
 
 def is_sound(output: Output, receipt: ChunkReceipt) -> bool:
-    """Read all files of a chunk, and return whether they are as a receipt says."""
+    """Read all files of a chunk, and return whether they match a receipt."""
     if not _is_of_output(output, receipt):
         return False
     contents = read_chunk_files(output.format, output.chunk(receipt.chunk))
@@ -45,7 +45,7 @@ def iter_journal_receipts(output: Output, input_stamp: str | None = None) -> Ite
 def load_receipts(output: Output, input_stamp: str) -> tuple[list[ChunkReceipt], bool]:
     """Return the receipts in the marker of an output and True; without a valid marker, those in its journal and False.
 
-    Receipts in the journal count only if they are of the input in its present state.
+    Receipts in the journal count only if they belong to the input in its present state.
     """
     try:
         return list(marker.read_receipt_table(output)), True
@@ -54,7 +54,7 @@ def load_receipts(output: Output, input_stamp: str) -> tuple[list[ChunkReceipt],
 
 
 def find_chunks_to_score(output: Output, receipts: Mapping[int, ChunkReceipt]) -> list[int]:
-    """Return the chunks without a receipt, or with lost or resized files; if none, those with other last bytes."""
+    """Return the chunks without a receipt, or with lost or resized files; if there are none, those with another end."""
     location, chunk_format = output.output_location, output.format
     file_names, encode_trailer = chunk_format.file_names, chunk_format.encode_trailer
     sizes = location.find_file_sizes(name for number in receipts for name in file_names(number))
@@ -116,16 +116,16 @@ def remove_chunks(output: Output, numbers: Sequence[int]) -> None:
 def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
     """Open a finished output, and check the names and the sizes of all its files from one listing.
 
-    No chunk is opened: its bytes are compared with its receipt when it is read. A foreign file beside a chunk, in the
-    folder of that chunk alone, is found by `verify_scores`.
+    No chunk is opened; its bytes are compared with its receipt when it is read. An extra file in the folder of a single
+    chunk is found only by `verify_scores`.
 
     Raises
     ------
     StoreError
-        There is no output, it is not finished, or a chunk is lost or cut short.
+        There is no output, it is not finished, or a chunk is lost or truncated.
     """
     output = output_store.read_output(root, check_plain=False)
-    sizes = output.output_location.list_sizes()  # raises for what is no plain file
+    sizes = output.output_location.list_sizes()  # raises for links and special files
     receipts = marker.read_receipt_table(output)
     file_columns = list(zip(*map(output.format.file_names, range(output.n_chunks)), strict=True))
     _require_no_extra_names(output, set(sizes).difference(*file_columns))

@@ -1,4 +1,4 @@
-"""Write and read the marker of a finished output, which has the receipts of all chunks in columns."""
+"""Write and read the marker of a finished output, which holds the receipts of all chunks in columns."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _COLUMNS = ("crc32c", "invalid_rows", "bytes")
 
 @dataclass(frozen=True, eq=False)
 class ReceiptTable:
-    """Receipts of all chunks of a finished output, in arrays; a receipt is built when it is asked for."""
+    """Receipts of all chunks of a finished output, in arrays; receipt objects are created on demand."""
 
     rows: npt.NDArray[np.int64]
     """Rows of each chunk (chunks,)."""

@@ -56,11 +56,11 @@ class Output:
     input: Mapping[str, str]
     """Name and stamp of the input."""
     settings: Mapping[str, str | None]
-    """All other settings that decide the scores."""
+    """All other settings on which the scores depend."""
     classes: tuple[Label, ...] = ()
     """Labels of the classes, in the order of their codes; empty unless the model is a classifier."""
     creation_id: str = ""
-    """Unique id, given when the output is created; an output that replaces this one has another."""
+    """Unique id of the output; an output that replaces this one has another id."""
 
     @property
     def output_location(self) -> OutputLocation:
@@ -154,7 +154,7 @@ def create_output(output: Output, overwrite: bool, files: Sequence[FileStat] = (
 def replace_description(output: Output) -> None:
     """Replace the attributes of an unfinished output in one step, and then the metadata of its arrays.
 
-    If this stops between the two, `ensure_arrays` goes on.
+    If the process is killed between the two, `ensure_arrays` completes the metadata.
     """
     output.output_location.write_file(*_encode_description(output))
     ensure_arrays(output, output.output_location)
@@ -175,10 +175,9 @@ def _encode_description(output: Output) -> tuple[str, bytes]:
 
 
 def ensure_arrays(output: Output, location: OutputLocation) -> None:
-    """Write the metadata of arrays that have none yet, or those of other rows, and make the folders of their chunks.
+    """Write missing or outdated metadata of arrays, as after a kill, and create the folders of their chunks.
 
-    That is so after a kill. Other readers of Zarr need the metadata. The folders are made durable once, so that no
-    chunk has to do it.
+    Other readers of Zarr need the metadata. The folders are made durable here once, so that no chunk has to.
     """
     for array, layout in output.array_layouts.items():
         name = f"{array}/zarr.json"
@@ -229,7 +228,7 @@ def find_output(root: Location, *, check_plain: bool = True) -> Output | None:
     Raises
     ------
     StoreExistsError
-        Something that is no output of dkfm is there.
+        The path holds something that is not an output of dkfm.
     """
     own = output_at(root).find_own_attributes()
     if own is None:
@@ -260,7 +259,7 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
     for name, layout in output.array_layouts.items():
         found = _read_layout(location, name)
         if found is None:
-            continue  # creation at a URL stopped after the claim; `ensure_arrays` completes it
+            continue  # creation at a URL was interrupted after the path was claimed; `ensure_arrays` completes it
         if found != layout and output.has_marker:
             raise DamagedStoreError(f"The array {name} of {root} is not what its attributes tell.")
     return output
@@ -337,7 +336,7 @@ def _require_name(value: object) -> str:
 
 
 def is_array_name(name: str) -> bool:
-    """Return whether an array of an output may have a name."""
+    """Return whether a name is valid for an array of an output."""
     return name.isidentifier() and len(name.encode()) <= _MAX_NAME_LENGTH and not name.startswith("_")
 
 

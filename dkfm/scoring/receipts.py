@@ -1,7 +1,8 @@
-"""Keep the receipts of chunks in a journal while a job runs: numbered segments that are written once.
+"""Keep the receipts of chunks in a journal while a job runs; its numbered segments are written once.
 
-A segment is ignored, and its chunks are scored again, if it is damaged, or does not name this output (by the id of its
-creation) and the input in its present state (see `dkfm.files.change_detection`), as those of earlier versions.
+A segment names its output, by a creation id, and its input, by a stamp (see `dkfm.files.change_detection`). A segment
+is ignored, and its chunks are scored again, if it is damaged, belongs to another output or state of the input, or names
+none, as in earlier versions.
 """
 
 import json
@@ -17,16 +18,16 @@ from dkfm.storage import json_reading, store_metadata
 from dkfm.storage.output_files import OutputLocation, read_json
 
 _MIN_SEGMENT_INTERVAL = 0.05
-"""Least seconds between two segments."""
+"""Smallest number of seconds between two segments."""
 
 _MAX_SEGMENT_INTERVAL = 60.0
-"""Most seconds between two segments, unless writing them is slow."""
+"""Largest number of seconds between two segments, unless writing them is slow."""
 
 _INTERVAL_SHARE = 0.005
-"""Seconds between two segments as a share of the time so far, so that a long job has few segments."""
+"""Seconds between two segments, as a share of the elapsed time, so that a long job has few segments."""
 
 _COST_FACTOR = 50
-"""Least seconds between two segments as a multiple of the seconds that the last one took to write."""
+"""Smallest number of seconds between two segments, as a multiple of the seconds to write the last one."""
 
 MAX_NUMBER = 2**63
 """Numbers of chunks, rows and bytes are smaller than this."""
@@ -41,7 +42,7 @@ class ChunkReceipt:
     rows: int
     """Rows of the chunk."""
     invalid_rows: int
-    """Rows that scored NaN, or have no class."""
+    """Number of rows whose scores are NaN, or that have no class."""
     file_checksums: tuple[int, ...]
     """Checksum of each file."""
     bytes: int
@@ -98,12 +99,12 @@ class Journal:
         self._write_seconds = 0.0
 
     def add(self, receipt: ChunkReceipt) -> None:
-        """Add a receipt, and write the pending ones if it is time."""
+        """Add a receipt, and write the pending receipts if enough time has passed."""
         self._pending.append(receipt)
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
-        """Write the pending receipts if enough time has passed; called when no result arrives, too."""
+        """Write the pending receipts if enough time has passed; also called while no result arrives."""
         now = time.monotonic()
         share = _INTERVAL_SHARE * (now - self._started)
         pause = max(min(_MAX_SEGMENT_INTERVAL, max(_MIN_SEGMENT_INTERVAL, share)), _COST_FACTOR * self._write_seconds)
@@ -156,7 +157,7 @@ def read_receipts(
     Yields
     ------
     ChunkReceipt
-        Receipts, several of them perhaps of the same chunk.
+        Receipts; a chunk may have several.
     """
     for name in sorted(location.list_files()):
         folder, _, segment = name.partition("/")
@@ -165,7 +166,7 @@ def read_receipts(
 
 
 def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> Iterable[ChunkReceipt]:
-    """Return the receipts of one segment, if its output and its input are those wanted, or any where that is None."""
+    """Return the receipts of one segment if its output and its input are the wanted ones; None accepts any."""
     try:
         content = read_json(location, name)
         if content is None:

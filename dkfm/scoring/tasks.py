@@ -40,25 +40,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MEASURED_ROWS = 1024
-"""Rows that are scored to predict the time of a job."""
+"""Number of rows that are scored to predict the time of a job."""
 
 _MAX_NAMED_ROWS = 5
-"""Most rows that a message names."""
+"""Largest number of rows that a message names."""
 
 _TRIAL_SECONDS, _TRIAL_BYTES = 0.05, 2**22
-"""Most seconds and bytes of scores of a chunk that is written to measure how long its files take."""
+"""Largest seconds and bytes of scores of a trial chunk, which is written to measure the time of its files."""
 
 _MIN_TRIALS, _MAX_TRIALS = 2, 32
-"""Least and largest number of such chunks that each thread writes."""
+"""Smallest and largest number of trial chunks that each thread writes."""
 
 _TRIAL_THREADS = 8
-"""Most threads that write such chunks."""
+"""Largest number of threads that write trial chunks."""
 
 _MEASURED_REQUESTS = 5
-"""Requests to an object store, of which the median time counts."""
+"""Number of timed requests to an object store, of which the median counts."""
 
 _REQUESTS_PER_CHUNK, _REQUESTS_PER_FILE = 4, 2
-"""Requests to an object store for a chunk, which ask whether the output is the same, and for each of its files."""
+"""Number of requests to an object store for a chunk, which check that its output is the same, and for each file."""
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ class HasIds(Protocol):
         """Return the ids of a slice of rows."""
 
     def find_file_with_missing_ids(self) -> str | None:
-        """Return the name of a file that says of itself that rows have no ids; None if none does."""
+        """Return the name of a file whose metadata report rows without ids; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def measure_row_seconds(work: SharedTaskArguments) -> float:
         start = time.perf_counter()
         Z = work.source.read(slice(0, piece))
         reads.append(time.perf_counter() - start)
-    first, again = max(reads), reads[1]  # the first may decode a chunk of the source that is kept for other tasks
+    first, again = max(reads), reads[1]  # the first read may decode a chunk that stays cached for other tasks
     read_seconds = (first - again) / max(piece, min(work.source.chunk_rows, work.output.rows)) + again / piece
     sample, seconds = Z[:_MEASURED_ROWS], list[float]()
     with single_blas_thread(scorer.may_call_scipy_blas):
@@ -147,18 +147,18 @@ def measure_row_seconds(work: SharedTaskArguments) -> float:
 
 
 def measure_plan(plan: Plan, work: SharedTaskArguments, executor: Executor) -> Plan:
-    """Return a plan with the seconds of a row and of a chunk, as tasks measure them where those of the job run.
+    """Return a plan with the seconds of a row and of a chunk, measured by trial tasks on the executor of the job.
 
     Chunks of few rows are written to a hidden folder beside the output, or in the nearest folder that exists above it.
-    Nothing is written to an object store: this process asks it for its response time. If that fails, if weights are
-    read from the store, or if no chunk is left to be scored, the seconds of a chunk stay as predicted.
+    Nothing is written to an object store; this process only measures its response time. If that fails, if weights are
+    read from the store, or if no chunk remains to be scored, the predicted seconds of a chunk are kept.
     """
     measured = list[float]()
     run_tasks(executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
     plan, root = replace(plan, row_seconds=measured[0]), work.output.root
     if plan.streamed or plan.done == plan.chunks:
         return plan
-    with suppress(DkfmError):  # the job will say what is wrong with its rows or its storage
+    with suppress(DkfmError):  # the job itself reports errors of its rows or its storage
         if isinstance(root, Path):
             return _measure_chunks(plan, work, executor, root)
         requests = _REQUESTS_PER_CHUNK + _REQUESTS_PER_FILE * len(work.output.format.file_names(0))
@@ -167,7 +167,7 @@ def measure_plan(plan: Plan, work: SharedTaskArguments, executor: Executor) -> P
 
 
 def _measure_chunks(plan: Plan, work: SharedTaskArguments, executor: Executor, root: Path) -> Plan:
-    """Write chunks of few rows, and return a plan with the seconds of a chunk less those of its rows."""
+    """Write trial chunks, and return a plan with the seconds of a chunk minus those of its rows."""
     row_bytes, step = plan.chunk_bytes // plan.chunk_rows, work.source.chunk_rows
     write_seconds = row_bytes / budget.WRITE_BYTES
     enough = max(1, int(min(_TRIAL_SECONDS / (plan.row_seconds + write_seconds), _TRIAL_BYTES / row_bytes)))
@@ -177,7 +177,7 @@ def _measure_chunks(plan: Plan, work: SharedTaskArguments, executor: Executor, r
     need = (chunks + executor.threads) * rows * row_bytes
     with open_temporary_folder("plan", nearest, need=need, what="A trial of chunks", hidden=True) as folder:
         trial = replace(work, output=replace(work.output, root=folder / "first", chunk_rows=rows), on_invalid="nan")
-        _time_chunks(trial, executor, executor.threads)  # it opens the model on workers, and imports what is needed
+        _time_chunks(trial, executor, executor.threads)  # warm-up: open the model on workers, and import modules
         seconds = _time_chunks(replace(trial, output=replace(trial.output, root=folder / "timed")), executor, chunks)
     row_seconds = plan.row_seconds if rows < plan.chunk_rows else min(plan.row_seconds, seconds / rows)
     rest = max(0.0, seconds - rows * (row_seconds + write_seconds))
@@ -185,7 +185,7 @@ def _measure_chunks(plan: Plan, work: SharedTaskArguments, executor: Executor, r
 
 
 def _time_chunks(work: SharedTaskArguments, executor: Executor, most: int) -> float:
-    """Score at most so many chunks of a new output; return the seconds of one thread for each."""
+    """Score at most `most` chunks of a new output; return the seconds of one thread for each."""
     output = replace(work.output, rows=min(work.output.rows, most * work.output.chunk_rows))
     work = replace(work, output=output_store.create_output(output, overwrite=False))
     start, count = time.perf_counter(), output.n_chunks
@@ -193,7 +193,7 @@ def _time_chunks(work: SharedTaskArguments, executor: Executor, most: int) -> fl
         tasks = ((work, number) for number in range(count))
         tally = run_tasks(executor, "dkfm-plan", score_chunk, tasks, count, progress=False)
     except BaseException:
-        executor.cancel()  # the others would go on to write into a folder that is removed
+        executor.cancel()  # other tasks would continue to write into a folder that is removed
         raise
     if tally.fatal_task_numbers:
         raise WorkerDiedError("Workers died of a trial.")
@@ -247,7 +247,7 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     """Raise if the rows Z, of `parts[0]`, are not finite; the error names such rows and columns of all `parts`."""
     values = Z if isinstance(Z, np.ndarray) else Z.data
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):  # one cheap pass; an overflow only costs the exact check below
+        if np.isfinite(values.sum()):  # one cheap pass; an overflow of the sum leads to the exact check below
             return
     if zero_nonfinite_rows(Z)[0].all():
         return
@@ -297,7 +297,7 @@ def _finite_rows(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
 
 
 def _build_message_parts(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
-    """Return the parts of a sentence about bad rows: the file of the first, the rows in it, and "contain(s)"."""
+    """Return parts of an error message about bad rows: the file of the first, the rows in it, and "contain(s)"."""
     locations = [source.locate_row(int(row)) for row in bad[:_MAX_NAMED_ROWS]]
     file = locations[0][0]
     numbers = [str(row) for name, row in locations if name == file]
@@ -309,7 +309,7 @@ def _build_message_parts(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tup
 def find_sound_receipts(
     output: Output, receipts: Sequence[ChunkReceipt], requirements: WorkerRequirements | None = None
 ) -> list[ChunkReceipt]:
-    """Read some chunks; return the receipts that are true, at most one for each chunk."""
+    """Read some chunks; return the receipts that match them, at most one for each chunk."""
     require_fit_worker(requirements)
     sound: dict[int, ChunkReceipt] = {}
     for receipt in receipts:

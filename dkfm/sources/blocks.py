@@ -1,4 +1,4 @@
-"""Write blocks of rows to a folder, one task a block, and read them as one source: rows of a dask collection."""
+"""Write the blocks of a dask collection to a folder, one task per block, and read them as one source of rows."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WrittenBlock:
-    """What a task says of a block that it wrote.
+    """Facts that a task returns about a block that it wrote.
 
     Attributes
     ----------

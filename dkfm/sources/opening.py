@@ -77,7 +77,7 @@ def open_source(
 
 def _find_local_zarr_path(data: object) -> Path | None:
     """Return the path of a zarr.Array on this file system; None if data are something else."""
-    array = getattr(sys.modules.get("zarr"), "Array", None)  # whoever has an array has imported it
+    array = getattr(sys.modules.get("zarr"), "Array", None)  # a caller with an array has imported Zarr
     if array is None or not isinstance(data, array) or not hasattr(data.store, "root"):
         return None
     return Path(str(data.store.root)) / str(data.path)

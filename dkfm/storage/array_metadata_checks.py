@@ -15,7 +15,7 @@ _MAX_CODECS = 8
 """Longest chain of codecs; no real array has more."""
 
 _MAX_INNER_CHUNKS = 2**18
-"""Most inner chunks of a shard: its index, 16 bytes for each, is read at once."""
+"""Largest number of inner chunks of a shard; its index, 16 bytes for each, is read as a whole."""
 
 _MAX_SOURCE_BYTES = 2**50
 """Largest array of a user's input, in bytes."""
@@ -24,7 +24,7 @@ _MAX_CHUNK_BYTES = 2**33
 """Largest chunk, and largest row, of a user's input, in bytes."""
 
 _MAX_ROW_CHUNKS = 2**14
-"""Most chunks that contain a part of one row of a user's input."""
+"""Largest number of chunks that contain a part of one row of a user's input."""
 
 CRC_BYTES = 4
 """Bytes of the checksum that the crc32c codec appends to a chunk."""

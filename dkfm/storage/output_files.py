@@ -1,6 +1,6 @@
 """Read and write the files of an output, in a folder of this file system or below a prefix of an object store.
 
-A file appears under its name only when it is complete, and replaces another file only if the caller says so.
+A file appears under its name only when it is complete, and replaces another file only if the caller requests it.
 """
 
 import tempfile

@@ -88,7 +88,7 @@ def read_own_array(path: Path, selection: tuple[slice, ...] = ()) -> npt.NDArray
 
 
 def _split_by_chunks(start: int, stop: int, length: int) -> list[tuple[int, slice, slice]]:
-    """Return the number of each chunk of an axis from `start` to `stop`, and what it fills of these and has of itself.
+    """Return the number of each chunk of an axis from `start` to `stop`, with its slices of the result and the chunk.
 
     >>> _split_by_chunks(3, 8, 5)
     [(0, slice(0, 2, None), slice(3, 5, None)), (1, slice(2, 5, None), slice(0, 3, None))]
@@ -100,7 +100,7 @@ def _split_by_chunks(start: int, stop: int, length: int) -> list[tuple[int, slic
 def _read_part(
     part: npt.NDArray[np.generic], file: Path, chunk_shape: tuple[int, ...], selection: tuple[slice, ...], checked: bool
 ) -> None:
-    """Read what slices select of a chunk into a part of an array, directly if that is the whole chunk."""
+    """Read the selected part of a chunk into a part of an array, directly if the whole chunk is selected."""
     if part.shape == chunk_shape and part.flags.c_contiguous:
         read_chunk_into_array(part, file, checked)
     else:

@@ -1,1 +1,1 @@
-"""Functions that fit the estimators. Of scikit-learn's classes they use only `StandardScaler` and `KMeans`."""
+"""Fit the estimators; of scikit-learn's classes, only `StandardScaler` and `KMeans` are used."""

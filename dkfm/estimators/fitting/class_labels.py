@@ -73,7 +73,7 @@ def require_no_name(y: object) -> None:
 def require_no_missing_labels(labels: Labels, name: str, rows: npt.NDArray[np.intp] | None = None) -> None:
     """Raise an InvalidInputError that names the first row whose label is None, NaN or infinite.
 
-    `rows` (n,) are the numbers of the rows if they are some of the user's.
+    `rows` (n,) are the numbers of the labels among the rows of the user; by default 0, 1, ..
     """
     missing = np.zeros(len(labels), np.bool_)
     if labels.dtype.kind == "f":
@@ -96,7 +96,7 @@ def _is_missing(label: object) -> bool:
 
 
 def _convert_nullable_integers(y: object) -> object:
-    """Return labels that are nullable integers or booleans as NumPy's; scikit-learn would make floats of them."""
+    """Convert nullable integers or booleans to NumPy's, because scikit-learn would convert them to floats."""
     dtype = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
     if dtype is None or dtype.kind not in "biu" or cast("pd.Series", y).isna().any():
         return y
@@ -118,7 +118,7 @@ def codes_to_labels(outcome: Predictions, classes: Labels) -> Predictions:
         import pandas as pd
 
         series = cast("dd.Series", codes)
-        meta = pd.Series(classes[:0], name=series.name)  # whose dtype is that of the partitions, also of text
+        meta = pd.Series(classes[:0], name=series.name)  # it has the dtype of the partitions, also for text
         labels: dd.Series = series.map_partitions(_codes_to_label_series, classes, meta=meta, token=_TASK_NAME)
         return labels
     if hasattr(codes, "map_blocks"):

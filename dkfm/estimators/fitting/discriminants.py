@@ -41,7 +41,7 @@ _RIDGE_REMEDY = (
     "the ridge is little beside the rounding of kernel values: raise shrinkage, centre the columns of X, or give rows "
     "weights of more equal size"
 )
-"""What helps if rounding decides."""
+"""Remedy in messages about large rounding errors."""
 
 _PRIORS_TOLERANCE = 1e-6
 """Largest difference allowed between the sum of the priors and 1."""
@@ -49,7 +49,7 @@ _PRIORS_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class DiscriminantOptions:
-    """The parameters of `KernelFisher` of the same names; a `shrinkage` of None means that the fit chooses it."""
+    """The parameters of `KernelFisher` of the same names; `shrinkage` is None if the fit selects it."""
 
     n_components: int | None
     shrinkage: float | None
@@ -156,7 +156,7 @@ def _solve_in_memory(
 
 
 def why_gram(options: DiscriminantOptions, kernel: Kernel) -> str:
-    """Return why a fit needs the Gram matrix in memory; empty if linear systems serve."""
+    """Return the reason why a fit needs the Gram matrix in memory; empty if it can solve linear systems instead."""
     if options.shrinkage is None:
         return 'shrinkage="auto" needs eigenvalues'
     if is_eigendecomposition_needed(options, kernel):
@@ -212,7 +212,7 @@ def fit_in_map(
         labels, codes = np.unique(y, return_inverse=True)
         classes = options.make_classes(codes, np.ones(len(y)), labels)
         sums: Array = classes.weighted_columns().T @ landmark_features
-        del landmark_features  # freed before there is another matrix as large
+        del landmark_features  # free it before another matrix of this size is allocated
         second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
         data, weights = training_data.drop_zero_weights(all_rows, sample_weight)

@@ -1,4 +1,4 @@
-"""Open the eigenproblem of kernel principal components by the fastest method: in memory, from disk, or anew."""
+"""Open the eigenproblem of kernel principal components by the fastest method: in memory, from disk, or matrix-free."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,22 +34,22 @@ SMALL_ROWS = 4096
 """Number of rows up to which the matrix is kept in memory if it fits: 134 MB."""
 
 PILOT_ROWS = 1024
-"""Rows, evenly spread, of which the eigenvectors are found first, to count the products."""
+"""Number of evenly spread rows whose eigenvectors are computed first, to estimate the number of products."""
 
 _MAX_PILOT_PRODUCTS = 200
-"""Most products by which they are found."""
+"""Largest number of products with the matrix of these rows."""
 
 _START_ROWS = 512
 """Largest number of rows, drawn at random, whose eigenvectors are extended to all rows for the first block."""
 
 _ROWS_PER_START_ROW = 16
-"""Training rows for each of these: their kernel values take a small part of the product that they save."""
+"""Training rows per start row; the kernel values of start rows then take a small part of the product that they save."""
 
 _RANDOM_LENGTH = 0.01
-"""Length of the random part of a column of the first block, beside 1 of the extended eigenvector, for full rank."""
+"""Length of the random part, added for full rank, of a column of the first block; the eigenvector part has length 1."""
 
 _TYPICAL_PRODUCTS = 10
-"""Expected number of products where it is not tried out."""
+"""Expected number of products if it is not estimated."""
 
 _SYMMETRY_TOLERANCE = 1e-8
 """Relative difference of u'Kv and v'Ku above which K is not symmetric; rounding stays below it."""
@@ -66,7 +66,7 @@ def open_eigenproblem(
     progress: bool,
     means: Array | None,
 ) -> Iterator[EigenProblem]:
-    """Yield the eigenproblem of q components, the values of whose matrix are where `method` says.
+    """Yield the eigenproblem of q components, with products by `method`.
 
     The means (N,) of the rows of the matrix are computed, unless they are given or the matrix is in memory.
     """
@@ -89,7 +89,7 @@ def open_eigenproblem(
 
 
 def choose_product_cost(data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None) -> ProductCost:
-    """Return what the best method for q components is predicted to take, in the memory that is there.
+    """Return the predicted cost of the best method for q components in the available memory.
 
     Raises
     ------
@@ -118,11 +118,11 @@ def choose_product_cost(data: TrainingData, q: int, tile_rows: int | None, works
 def improve_start(
     start: Array, data: TrainingData, method: ProductMethod, weighting: Weighting, rng: RandomState
 ) -> None:
-    """Move a random first block (N, p) of Lanczos, in place, near the first eigenvectors, if that saves a product.
+    """Move a random first block (N, p) of Lanczos, in place, near the leading eigenvectors, if that saves a product.
 
-    For products whose values are computed anew, eigenvectors of the matrix of some rows are extended to all rows by
-    their kernel values (Williams and Seeger, 2001). The components depend on the start by rounding, or by `tol`.
-    The product that gave the means has seen all kernel values, and named the rows of one that is not finite.
+    For matrix-free products, eigenvectors of the matrix of some rows are extended to all rows by their kernel values
+    (Williams and Seeger, 2001). The start changes the components only within rounding, or within `tol`. Kernel values
+    that are not finite have already raised in the product that computed the means.
     """
     n, p = start.shape
     m = min(_START_ROWS, n // _ROWS_PER_START_ROW)
@@ -164,14 +164,14 @@ def make_lanczos_problem(
     threads: int,
     is_cluster: bool,
 ) -> LanczosProblem:
-    """Return the products that find q components of n rows of d stored values, of which some number is expected."""
+    """Return the problem of finding q components of n rows of d stored values by an expected number of products."""
     keeps_store = workspace is not None and is_code_free(kernel)
     room = build.find_disk_room(kernel, None, workspace)
     return LanczosProblem(kernel, n, d, q, _TYPICAL_PRODUCTS, tile_rows, threads, is_cluster, keeps_store, room)
 
 
 def rank_product_costs(task: LanczosProblem, available: int) -> list[ProductCost]:
-    """Return what each method takes, the best one first: a small matrix is kept in memory, if it fits."""
+    """Return the cost of each method, the best one first; a small matrix is kept in memory if it fits."""
     costs = product_costs.compare_product_costs(task, available)
     if task.n <= SMALL_ROWS:
         costs.sort(key=lambda cost: cost.method is not ProductMethod.DENSE or cost.memory_bytes > available)
@@ -179,7 +179,7 @@ def rank_product_costs(task: LanczosProblem, available: int) -> list[ProductCost
 
 
 def estimate_product_count(sample: TrainingData, n: int, q: int) -> int:
-    """Return the number of products that find q components of a sample of n rows: their spectra are much alike."""
+    """Estimate the number of products for q components of n rows from a sample, which has a similar spectrum."""
     rows, p = sample.indexable_rows.shape[0], lanczos.choose_block_columns(n, q)
     if 2 * (q + p) > min(rows // 2, lanczos.choose_basis_columns(rows, q)):
         return _TYPICAL_PRODUCTS

@@ -60,7 +60,7 @@ class FittedMap:
 
 
 def require_loaded_weights(model: Model, what: str) -> None:
-    """Raise a NotSupportedError if the weights of a map stay in a store: something needs them in memory."""
+    """Raise a NotSupportedError if the weights of a map stay in a store, although `what` needs them in memory."""
     if model.n_stored_head_elements:
         raise NotSupportedError(
             f'{what} needs the weights in memory, and build="tiled" leaves them on disk: save the map, and load it.'
@@ -72,8 +72,8 @@ def fit_map(
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of a feature map, and the fitted values by name.
 
-    With a sample of rows to certify, nothing that holds for all rows is among the fitted values: neither error bounds
-    nor the largest k(x, x).
+    If only a sample of rows is certified, the fitted values have neither error bounds nor the largest k(x, x), because
+    these hold for all rows.
 
     Parameters
     ----------
@@ -129,9 +129,9 @@ def fit_map(
 def _certify(
     scorer: Scorer, landmarks: TrainingData, others: TrainingData | None, mean: Array | None, of_residuals: Certificate
 ) -> tuple[Certificate, Certificate]:
-    """Return the certificates of the landmarks and of the training rows; they are one if the landmarks are all rows.
+    """Return the certificates of the landmarks and of the training rows; they are equal if all rows are landmarks.
 
-    `others` are training rows beside the landmarks, if these are not all of them.
+    `others` are the training rows to certify if the landmarks are not all training rows.
     """
     measured = certify_map(scorer, landmarks, mean)
     if not np.isfinite(measured.error):
@@ -177,9 +177,9 @@ def _bound_errors_and_rank(
     lengths: Array,
     options: MapOptions,
 ) -> tuple[Array | None, int]:
-    """Return the error bounds after 0, 1, .. r features, and the rank r, which the dtype holds and `tol` needs.
+    """Return the error bounds after 0, 1, .. r features, and the rank r, limited by the dtype and by `tol`.
 
-    The bounds are None without the `diagonal` (N,), as the residuals are then those of a sample of rows.
+    The bounds are None if `diagonal` is None, because the residuals are then those of a sample of rows.
     """
     dtype, rank = np.dtype(options.dtype), len(root.values)
     if diagonal is None and dtype != np.float32:
@@ -214,7 +214,7 @@ def _bound_errors_and_rank(
 def was_clipped(error_bounds: Array | None) -> bool:
     """Return whether the kernel was clipped: its negative part was dropped, so the error bounds are infinite.
 
-    A map without bounds was not: `certify="sample"` does not clip.
+    A map without bounds was not clipped, because `certify="sample"` does not support it.
     """
     return error_bounds is not None and bool(np.isinf(error_bounds).any())
 
@@ -299,9 +299,9 @@ def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dty
 
 @np.errstate(over="ignore")
 def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
-    """Cast a float64 model to another precision; shift its landmarks if the kernel permits and they round less so.
+    """Cast a float64 model to another precision; shift its landmarks if the kernel permits and rounding gets smaller.
 
-    What overflows is infinite, and its certificate is not finite.
+    Values that overflow become infinite, and the certificate is then not finite.
     """
     kernel, points, heads = model.kernel, model.original_landmarks, roots.cast_heads(model.heads, dtype)
     unshifted = Model(kernel, points.astype(dtype, copy=False), heads)

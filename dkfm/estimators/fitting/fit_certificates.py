@@ -1,4 +1,4 @@
-"""Certify what a fit has found, on its training rows, and warn if it is less exact than its bound or is expected."""
+"""Certify the result of a fit on its training rows, and warn if the error is larger than its bound or than expected."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -41,7 +41,7 @@ MEAN_REMEDY = (
     "the mean of the features hides their variance: centre the columns of X (another model, unless the kernel is "
     "translation invariant), or choose another kernel"
 )
-"""What helps where rounding is a large part of centred scores."""
+"""Remedy in warnings that rounding is a large part of centred scores."""
 
 COMPONENT_LIMITS = {"float64": 1e-6, "float32": 1e-4}
 """Largest error of components, relative to the largest value, without a warning; new rows may err ten times as much."""
@@ -54,7 +54,7 @@ def certify_sampled_row_pairs(scorer: Scorer, rows: TrainingData, mean: Array | 
 
 
 def certify_residuals(residuals: Residuals, rank: int, n_rows: int, is_sample: bool) -> Certificate:
-    """Return the certificate of rows with themselves: the largest share of k(x, x) that the features leave of a row."""
+    """Return the certificate of rows paired with themselves: the largest relative residual of a row."""
     share = max(float(residuals.largest_by_rank[rank]), -residuals.lowest)
     return Certificate(0.0, share, n_rows, n_rows if is_sample else None)
 
@@ -83,7 +83,7 @@ def warn_of_map_errors(
     accepts_bound : bool
         Whether the parameters of the fit accept errors up to the bound: with `tol`, `rcond`, or by clipping.
     chosen_landmarks : bool
-        Whether the landmarks were chosen, so that errors of the other training rows up to the bound are accepted.
+        Whether only some rows are landmarks, so that errors of the other training rows up to the bound are accepted.
 
     Warns
     -----
@@ -110,7 +110,7 @@ def warn_of_map_errors(
 def warn_of_centring(
     scorer: Scorer, measured: Certificate, landmarks: TrainingData, max_similarity: float, dtype: np.dtype[np.floating]
 ) -> None:
-    """Warn if the mean that centring subtracts is so long that rounding is a large part of what is left."""
+    """Warn if the mean that centring subtracts is so long that rounding is a large part of the difference."""
     features = scorer("features", sample_scorer_and_kernel_rows(landmarks)[0]).astype(np.float64)
     max_square = float(np.square(features).sum(axis=1).max())
     factor = max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
@@ -194,7 +194,7 @@ def warn_of_rounding(
     remedy: str = MEAN_REMEDY,
     limits: Mapping[str, float] = certificate.LIMITS,
 ) -> None:
-    """Warn if rounding is too large a part of the scores of the training rows, and say what helps.
+    """Warn if rounding is too large a part of the scores of the training rows, and name a remedy.
 
     Parameters
     ----------
@@ -203,14 +203,14 @@ def warn_of_rounding(
     model : Model
         Model that scores.
     remedy : str
-        What helps a float64 model.
+        Remedy for a float64 model.
     limits : mapping of str to float
         Largest `error` without a warning, by the dtype of the model.
 
     Raises
     ------
     KernelError
-        The dtype does not hold the scores: they are not finite.
+        The scores overflow the dtype: they are not finite.
     """
     if not np.isfinite(measured.error):
         raise KernelError(certificate.describe_overflow(model.dtype, model.kernel))

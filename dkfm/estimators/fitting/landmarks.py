@@ -1,4 +1,4 @@
-"""Choose the landmarks of a map (all rows, those of the user, or those of a selector), and compute their root."""
+"""Choose the landmarks of a map (all rows, given landmarks, or selected ones), and compute their root."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,7 +147,7 @@ def _choose(
 def _draw_certified_rows(
     data: TrainingData, chosen: ChosenLandmarks, rng: RandomState, options: MapOptions
 ) -> TrainingData | None:
-    """Draw the rows that `certify="sample"` visits; None if it visits all, as where the fit does so anyway."""
+    """Draw the rows that `certify="sample"` visits; None if all rows are visited."""
     n = data.indexable_rows.shape[0]
     knows_residuals = chosen.pivots is not None and options.basis == "cholesky"
     if options.certify == "all" or knows_residuals or n <= SAMPLED_ROWS or uses_all_rows(chosen.landmarks, data):
@@ -238,7 +238,7 @@ def _decompose_gram(landmarks: TrainingData, are_all_rows: bool, options: MapOpt
         rotated_rank = _choose_rotation_rank(gram_holder[0], lengths, options, landmarks)
         scales = lengths if rotated_rank or (options.basis == "spectral" and options.on_indefinite != "clip") else None
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what, scales)
-        if rotated_rank:  # eigenvalues beyond that rank are rounding, which a rotation would spread over all features
+        if rotated_rank:  # eigenvalues beyond this rank are rounding; a rotation would spread them over all features
             root = roots.add_rotation(root.truncate(min(rotated_rank, len(root.values))))
     # In other units, the rounding of the root would hide the residuals of short rows: they are measured with features.
     known = are_all_rows and (root.is_scaled(lengths) or landmarks.kernel.is_precomputed)
@@ -246,14 +246,14 @@ def _decompose_gram(landmarks: TrainingData, are_all_rows: bool, options: MapOpt
 
 
 def _choose_rotation_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:
-    """Return the rank of a symmetric root that is a rotation; 0 if that does not serve, or does not fit in memory."""
+    """Return the rank of a symmetric root with a rotation; 0 if a rotation is not used, or does not fit in memory."""
     if options.basis != "symmetric" or options.on_indefinite == "clip":
         return 0
     return roots.choose_rank_for_rotation(K, lengths) if _has_gram_memory(landmarks, budget.ROTATION_SQUARES) else 0
 
 
 def _select_pivot_rows(data: TrainingData, pivots: Pivots) -> TrainingData:
-    """Return the pivots as landmarks, or the first row if there are none (a zero kernel): a model needs a landmark."""
+    """Return the pivots as landmarks, or the first row if there are none, because a model needs a landmark."""
     return data.subset(pivots.row_indices if len(pivots.row_indices) else np.zeros(1, np.intp))
 
 
@@ -264,7 +264,7 @@ def _root_of_pivots(pivots: Pivots) -> Root:
 
 
 def _find_pivots(data: TrainingData, options: MapOptions, limit: int | None, rng: RandomState | None = None) -> Pivots:
-    """Find pivots in the Gram matrix, column by column or in rounds, as requested or as is predicted to be faster.
+    """Find pivots in the Gram matrix, column by column or in rounds, as requested or by the fastest prediction.
 
     With `rng`, a row is drawn with a probability proportional to its residual; else the largest residual is first.
     """
@@ -393,7 +393,7 @@ def _require_gram_memory(data: TrainingData, squares: int) -> None:
 
 
 def _describe_gram(kernel: Kernel) -> str:
-    """Name the Gram matrix in error messages; for a conditionally definite kernel, name what supports it."""
+    """Name the Gram matrix in error messages; for a conditionally definite kernel, also what supports it."""
     is_conditional = kernel.definiteness is Definiteness.CONDITIONAL
     hint = " (KernelPCA takes this kernel, and maps take Exp of it)" if is_conditional else ""
     return f"The Gram matrix of {kernel!r}{hint}"

@@ -1,4 +1,4 @@
-"""Find the pivots of training rows in rounds over them, which may stay where they are stored."""
+"""Find the pivots of training rows, and sum their features, by passes over rows that may stay in their store."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,11 +36,11 @@ from dkfm.sources.base import NamedColumns, Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
 
 _TYPICAL_RANK = 1024
-"""Number of pivots for which workers are asked to have memory."""
+"""Number of pivots for which workers must have memory."""
 
 
 _MIN_ROWS = 1024
-"""Number of rows in memory whose features are summed in tiles of their own."""
+"""Smallest number of rows in memory whose features are summed in tiles."""
 
 
 def can_stream_rows(estimator: Any, kernel: Kernel) -> bool:
@@ -56,7 +56,7 @@ def can_stream_rows(estimator: Any, kernel: Kernel) -> bool:
 
 
 def is_stored_or_lazy(X: object, kernel: Kernel, streams: bool) -> bool:
-    """Return whether `open_stored_rows` is for the X of a fit: stored rows, or, with `streams`, a dask collection."""
+    """Return whether the X of a fit is stored rows or, with `streams`, a dask collection: see `open_stored_rows`."""
     return not kernel.is_precomputed and (is_stored(X) or (streams and is_dask_collection(convert_container(X))))
 
 
@@ -64,10 +64,10 @@ def is_stored_or_lazy(X: object, kernel: Kernel, streams: bool) -> bool:
 def open_stored_rows(
     X: object, streams: bool, fitted_columns: Sequence[str] | None = None
 ) -> Iterator[tuple[object, tuple[str, ...] | None]]:
-    """Yield what an estimator fits to of stored rows or of a dask collection, and the names of its columns.
+    """Open stored rows or a dask collection for a fit; yield the rows and the names of their columns.
 
-    With `streams` the rows stay where they are, those of a collection in files of a temporary folder; else they are
-    read into memory. Of tables with names, `fitted_columns` are read.
+    With `streams`, stored rows stay in their store, and those of a collection are in files of a temporary folder. Else
+    all rows are read into memory. From tables with column names, `fitted_columns` are read.
 
     Raises
     ------
@@ -104,9 +104,9 @@ def find_pivots(
     rng : RandomState, optional
         Draws pivots in proportion to residuals; by default the largest residual is first.
     tol : float, optional
-        Error bound that is to be reached.
+        Error bound to reach.
     workspace : str or Path, optional
-        Folder for the files that a cluster's workers read, and for the state of a search that goes on if it is killed.
+        Folder for the files that the workers of a cluster read, and for the state from which a killed search resumes.
     show_progress : bool
         Whether to show a progress bar.
 
@@ -132,7 +132,7 @@ def find_pivots(
         log_stage("root", f"up to {count:,} pivots of {n:,} rows of {source.name}, in rounds, on {where}", rows=n)
 
         def end_round(pivots: int, largest: list[float]) -> None:
-            if watch is not None:  # of rows that change, pivots might not end
+            if watch is not None:  # if rows change, the search might not end
                 watch.require_same("read", "fit again")
             bar.total = forecast_rank(np.array(largest), threshold, count)
             bar.update(pivots - bar.n)
@@ -146,7 +146,7 @@ def find_pivots(
 
 
 def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: int, held: int, remedy: str) -> None:
-    """Raise a BudgetError unless a round with so many pivots fits in memory, of which `held` are there already."""
+    """Raise a BudgetError unless a round with `pivots` pivots fits in memory; `held` of them are already in memory."""
     (n, _), d = source.shape, source.float64s_per_row
     each = budget.pivot_task_bytes(d, max(1, pivots), kernel.peak_blocks, kernel.landmark_copies)
     need = budget.streamed_pivots_bytes(n, d, pivots, executor.threads * each if executor.client is None else 0)
@@ -165,7 +165,7 @@ def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: 
 def _share_training_rows(
     source: Source, executor: Executor, task_bytes: int, workspace: str | Path | None
 ) -> Iterator[tuple[Source, SharedArrays]]:
-    """Yield the rows where the tasks read them, and what shares other arrays with them."""
+    """Yield the rows where the tasks read them, and an object that shares other arrays with the tasks."""
     stored, (n, _) = None if source.location is None else source, source.shape
     need = 0 if stored else 8 * n * source.float64s_per_row
     with open_shared_arrays(executor, task_bytes, need, "The training rows", workspace, stored) as shared:
@@ -185,9 +185,9 @@ def _open_checkpoint(
     limit: int | None,
     rng: np.random.RandomState | None,
 ) -> Iterator[Checkpoint]:
-    """Yield what keeps the rounds in the workspace, if there is one, and a seed if pivots are drawn at random."""
+    """Yield the checkpoint of the rounds in the workspace, if any, and a seed if pivots are drawn at random."""
     seed = None if rng is None else rng.get_state(legacy=False)
-    is_drawn_anew = rng is np.random.mtrand._rand  # what scikit-learn takes for None
+    is_drawn_anew = rng is np.random.mtrand._rand  # scikit-learn's generator for random_state=None
     is_known = seed is None or (isinstance(seed, dict) and seed["bit_generator"] == "MT19937" and not is_drawn_anew)
     if workspace is None or not is_known:
         yield NO_CHECKPOINT
@@ -206,9 +206,9 @@ def as_data(kernel: Kernel, X: object) -> TrainingData:
 
 
 def estimate_moment_bytes(d: int, m: int, r: int, columns: int, kernel: Kernel) -> tuple[int, int]:
-    """Return the bytes of a process that sums r features from m landmarks: beside its threads, and for each of them.
+    """Return the bytes of a process that sums r features from m landmarks: shared ones, and those of each thread.
 
-    Threads share the weights of the features; of each, one result may wait for those before it.
+    Threads share the weights of the features. One result of each thread may wait for earlier results.
     """
     sums = 8 * (columns + r) * (r + 1)
     task = budget.feature_sums_task_bytes(d, m, r, columns, kernel.peak_blocks, kernel.landmark_copies)
@@ -216,8 +216,8 @@ def estimate_moment_bytes(d: int, m: int, r: int, columns: int, kernel: Kernel) 
 
 
 def count_moment_columns(r: int, triangular: bool) -> int:
-    """Return for how many columns of weights r features and the sums of their products take time."""
-    return r if triangular else 3 * r // 2  # of symmetric and triangular products a half is computed
+    """Return the number of columns of weights whose product takes as long as r features and their products."""
+    return r if triangular else 3 * r // 2  # only half of symmetric and triangular products is computed
 
 
 def compute_feature_moments(
@@ -225,8 +225,8 @@ def compute_feature_moments(
 ) -> tuple[Array, Array]:
     """Return sums over training rows: of features (c, r), and of their products (r, r).
 
-    Tasks sum tiles of stored rows, on the current Dask client or on threads of this process. Tasks on threads sum tiles
-    of many rows in memory: on one thread unless `may_use_threads`. Where memory is short, fewer threads have tasks.
+    Tasks sum tiles of stored rows, on the current Dask client or on threads of this process. Many rows in memory are
+    summed in tiles on threads, or on one thread unless `may_use_threads`. If memory is short, fewer threads are used.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def compute_feature_moments(
 
 
 def _has_tiles(data: TrainingData) -> bool:
-    """Return whether rows in memory are summed in tiles, which give the same bits on any number of threads."""
+    """Return whether rows in memory are summed in tiles, whose sum is bitwise equal on any number of threads."""
     is_large = isinstance(data, TrainingRows) and data.indexable_rows.shape[0] >= _MIN_ROWS
     return is_large and is_code_free(data.kernel)
 
@@ -273,4 +273,4 @@ def _sum_features_here(landmarks: Rows, root: Root, data: TrainingData, weighted
 
 
 def _add_products(values: Array, out: Array) -> None:
-    out += values.T @ values  # with NumPy's threads: those of SciPy, in turn with them, would wait for their cores
+    out += values.T @ values  # NumPy's BLAS, because its threads and those of SciPy's would compete for cores

@@ -1,4 +1,4 @@
-"""Name the values that parameters of estimators take, so that a type checker refuses others."""
+"""Define the types of parameters of estimators, for type checkers."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias
@@ -25,5 +25,5 @@ class HasShape(Protocol):
 
 
 Landmarks: TypeAlias = Selector | HasShape | Sequence[int] | Sequence[Sequence[float]]
-"""Type of ``landmarks=``: how they are chosen, numbers of training rows, or points."""
+"""Type of ``landmarks=``: a selector, indices of training rows, or points."""
 Solver: TypeAlias = Literal["auto", "dense", "tiled", "cg"]

@@ -53,7 +53,7 @@ _MANY_POWERS = 4
 """scikit-learn's iterated_power="auto" for a tenth of all components or more."""
 
 _FEW_ROWS_PER_COMPONENT = 40
-"""Rows for each component from which on their eigenvectors take little memory beside the Gram matrix."""
+"""Rows per component above which eigenvectors take little memory compared with the Gram matrix."""
 
 _DEFAULT_DEGREE, _DEFAULT_COEF0 = 3, 1
 """Defaults of `degree=` and `coef0=`."""
@@ -130,7 +130,7 @@ def resolve_kernel_and_gamma(
         raise KernelError("gamma is given twice, by itself and in kernel_params.")
     gamma = cast("float | None", extra.get("gamma", gamma))
     parameters = filter_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
-    if set(extra).difference(SCIKIT_LEARN_PARAMETERS):  # dkfm's words: the defaults of the others mean nothing
+    if set(extra).difference(SCIKIT_LEARN_PARAMETERS):  # names of dkfm, so scikit-learn's defaults do not apply
         given = {"degree": degree} if degree != _DEFAULT_DEGREE else {}
         given |= {"coef0": coef0} if coef0 != _DEFAULT_COEF0 else {}
         parameters = filter_parameters(kernel, gamma=gamma, **given)
@@ -210,7 +210,7 @@ def _fit_by_lanczos(
         ) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
-        # A state belongs to the random block: what is added to it may round otherwise on another machine.
+        # The checkpoint is identified by the random block; the improved start may round differently on another machine.
         eigenproblem_setup.improve_start(start, data, cost.method, weighting, rng)
         checkpoint.means = problem.means
 
@@ -239,7 +239,7 @@ def _open_checkpoint(
     weighting: Weighting,
     solver: SolverOptions,
 ) -> Iterator[LanczosCheckpoint]:
-    """Yield what keeps the steps of Lanczos in the workspace, if there is one and the matrix is not in memory."""
+    """Yield the checkpoint of Lanczos in the workspace, if there is one and the matrix is not in memory."""
     if solver.workspace is None or cost.method is ProductMethod.DENSE or not isinstance(data, TrainingRows):
         yield LanczosCheckpoint(NO_CHECKPOINT, cost.basis_columns)
         return

@@ -37,25 +37,25 @@ if TYPE_CHECKING:
     import dask.array as da
 
 _REMEDY = "beside alpha, rounding is large: use a larger alpha"
-"""What helps where the certificate of a given alpha is bad."""
+"""Remedy if the certificate of a given alpha is too large."""
 
 _CG_REMEDY = f'{_REMEDY}, or a smaller tol of solver="cg"'
-"""What helps where conjugate gradients were used."""
+"""Remedy if conjugate gradients were used."""
 
 _PATH_REMEDY = "beside alpha, rounding is large: give alphas= of larger penalties, or bring the columns to one scale"
-"""What helps where alpha was chosen from a path."""
+"""Remedy if alpha was selected from a path."""
 
 _PATH_LENGTH = 20
-"""Number of penalties that alpha="loo" chooses from."""
+"""Default number of penalties from which alpha="loo" selects."""
 
 _LOWEST_SHARE = 1e-9
-"""Least of these penalties, relative to the mean weighted k(x, x)."""
+"""Smallest default penalty, relative to the mean weighted k(x, x)."""
 
 _ABOVE_ROUNDING = 16.0
-"""Least of these penalties, relative to the rounding of the Gram matrix."""
+"""Smallest default penalty, relative to the rounding of the Gram matrix."""
 
 _SMALLEST_PENALTY = 1e-300
-"""Smallest of these penalties: coefficients grow like its inverse."""
+"""Smallest penalty in any case, because coefficients grow like its inverse."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class GivenTargets:
     values: Array
     """Targets. Shape (N, q)."""
     is_vector: bool
-    """Whether the targets were a vector, or the classes are two."""
+    """Whether the targets were a vector, or there are two classes."""
     weights: Array | None
     """Weights of the rows. Shape (N,)."""
     classes: Labels | None = None
@@ -305,7 +305,7 @@ def fit_in_map(
     predicted = np.concatenate([scorer("features", tile) @ coefficients for tile in landmarks.iter_row_tiles()])
     model = _make_model(features, weights, stored, feature_map.model.dtype)
     solution = RidgeSolution(penalties, weights, predicted, targets.max_abs_values)
-    # The landmarks do not show what sums lose of rows whose weights are small.
+    # A certificate on the landmarks does not show errors of sums over rows of small weight.
     lost = rounding if (targets.weights != targets.weights[0]).any() else 0.0
     scale = np.ones(targets.n_columns)
     return model, _certify_and_collect_fitted(model, landmarks, solution, scale, stored, lost), penalties
@@ -327,7 +327,7 @@ def _certify_and_collect_fitted(
 ) -> dict[str, object]:
     """Return the fitted values of a solution by name, with a certificate, which has at least the error `rounding`.
 
-    The targets of the solution were divided by `scale`; `remedy` helps where the certificate is bad.
+    The targets of the solution were divided by `scale`; `remedy` is named if the certificate is too large.
     """
     values, scales = solution.fitted_values * scale, solution.max_abs_targets * scale
     with open_certificate_scorer(model, stored.output_head_name, len(values)) as scorer:

@@ -1,4 +1,4 @@
-"""Choose how the linear systems of a regression or of discriminants are solved: in memory, on disk, or by products."""
+"""Choose the solver of the linear systems of a regression or of discriminants: in memory, on disk, or iterative."""
 
 from dkfm.core import budget
 from dkfm.errors import InvalidInputError, NotSupportedError
@@ -11,9 +11,9 @@ SOLVERS = ("auto", "dense", "tiled", "cg")
 
 
 def choose_solver(data: TrainingData, solver: str, reason: str, estimator: str, *, decomposes: bool = True) -> str:
-    """Return the solver of a fit; raise if it does not serve, or does not fit in memory.
+    """Return the solver of a fit; raise if it is unsuitable, or does not fit in memory.
 
-    "auto" is "dense" where the Gram matrix fits in memory, and else stays "auto", which `SystemSolver` takes.
+    "auto" becomes "dense" if the Gram matrix fits in memory; otherwise it stays "auto", and `SystemSolver` chooses.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def choose_solver(data: TrainingData, solver: str, reason: str, estimator: str, 
     solver : str
         Parameter of the estimator.
     reason : str
-        Why the fit needs the Gram matrix in memory; empty if it does not.
+        Reason why the fit needs the Gram matrix in memory; empty if it does not.
     estimator : str
         Name of the estimator, for messages.
     decomposes : bool
@@ -39,7 +39,7 @@ def choose_solver(data: TrainingData, solver: str, reason: str, estimator: str, 
 
 
 def require_supported_solver(solver: str, reason: str) -> None:
-    """Raise unless `solver` is one, and serves for a fit that, with a reason, needs the Gram matrix in memory."""
+    """Raise if `solver` is unknown, or has no Gram matrix in memory although the fit needs it for a `reason`."""
     if solver not in SOLVERS:
         raise InvalidInputError(f"solver must be one of {', '.join(SOLVERS)}, and is {solver!r}.")
     if solver in ("tiled", "cg") and reason:

@@ -1,4 +1,4 @@
-"""Plan what a fit computes with the Gram matrix in memory or on disk."""
+"""Plan fits with the Gram matrix in memory or on disk."""
 
 import tempfile
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from dkfm.kernels.base import Kernel
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """Training rows and where they are computed with, as far as a plan needs to know them."""
+    """Facts about training rows, and the place of computation, that a plan needs."""
 
     n: int
     d: int
@@ -27,7 +27,7 @@ class PlannedRows:
     is_streamed: bool
     """Whether the rows are read tile by tile."""
     read_sample: Callable[[int], TrainingData | None]
-    """Function that reads about so many of the rows; it returns None if only their number is known."""
+    """Function that reads a sample of about the given number of rows; it returns None if only their shape is known."""
 
     def estimate_fit_bytes(self, squares: int) -> int:
         """Return the bytes of this process that holds some (N, N) arrays."""
@@ -37,9 +37,9 @@ class PlannedRows:
 def plan_fit_with_gram(
     estimator: Any, rows: PlannedRows, what: str, squares: int, seconds: float, *, peak: int = 0
 ) -> FitPlan:
-    """Return the plan of a fit that computes the Gram matrix, and then something that takes `seconds`.
+    """Return the plan of a fit that computes the Gram matrix, followed by work that takes `seconds`.
 
-    The certificate computes all kernel values again; of a simple kernel that takes little beside the rest.
+    The certificate computes all kernel values again, which takes little time for a simple kernel.
     """
     n, d, kernel = rows.n, rows.d, rows.kernel
     tile_rows = min(estimator.tile_rows or build.TILE_ROWS, n)
@@ -73,7 +73,7 @@ def resolve_gram_folder(estimator: Any) -> str:
 
 
 def replace_model_bytes(plan: FitPlan, components: object) -> FitPlan:
-    """Return a plan whose model, in all its ways, has some columns of weights, at most as many as rows."""
+    """Return a plan, with its alternatives, for a model with `components` columns of weights, at most one per row."""
     width = components if isinstance(components, int) else plan.rows
     others = tuple(replace_model_bytes(other, components) for other in plan.alternatives)
     return replace(plan, model_bytes=8 * plan.rows * (plan.columns + min(width, plan.rows)), alternatives=others)

@@ -26,25 +26,25 @@ from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.supervised import ridge, shrinkage
 
 _TYPICAL_PRODUCTS = 30
-"""Number of products of conjugate gradients, which only a fit finds."""
+"""Assumed number of products of conjugate gradients; only a fit determines it."""
 
 _MIN_ALTERNATIVE_ROWS = 5000
-"""Least number of rows at which a plan names another way: with fewer, none saves more than a second."""
+"""Smallest number of rows for which a plan names alternatives; with fewer, none saves more than a second."""
 
 _ROWS_PER_COLUMN = 50
 """Rows for each column, below which products take longer than a Cholesky factor."""
 
 _MIN_PENALTY = 1e-3
-"""Least penalty, as a share of the mean k(x, x), at which a plan names conjugate gradients: a smaller takes many."""
+"""Smallest penalty, relative to the mean k(x, x), for which a plan names conjugate gradients; smaller ones are slow."""
 
 _SCALE_ROWS = 64
 """Rows of the sample whose mean k(x, x) a penalty is compared with."""
 
 _CERTIFIED_PRODUCTS = 2000
-"""Products of a row of kernel values with weights that the certificate of a map takes, about."""
+"""Approximate number of products of a row of kernel values with weights in the certificate of a map."""
 
 TYPICAL_CLASSES = 10
-"""Number of classes of a plan, which does not look at labels."""
+"""Assumed number of classes of a plan, which does not read labels."""
 
 
 def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
@@ -64,7 +64,7 @@ def plan_discriminants(estimator: Any, rows: PlannedRows) -> FitPlan:
     plan = _plan_systems(estimator, rows, systems)
     choice_seconds = shrinkage.predict_choice_seconds(rows.n) if options.shrinkage is None else 0.0
     plan = replace(plan, seconds=plan.seconds + choice_seconds)
-    # One discriminant less than classes, scores of all classes, and the class of each row.
+    # Columns: one discriminant less than classes, decision values of all classes, and the class of each row.
     return replace_model_bytes(plan, 2 * TYPICAL_CLASSES)
 
 
@@ -143,7 +143,7 @@ def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPl
 
 
 def _may_save_time_by_products(rows: PlannedRows, systems: _Systems) -> bool:
-    """Return whether conjugate gradients may take less time than a factor in memory; call no code of the user's."""
+    """Return whether conjugate gradients may take less time than a factor in memory; call no user functions."""
     is_wide = rows.d * _ROWS_PER_COLUMN > rows.n
     is_known = rows.kernel.definiteness is Definiteness.PSD and is_code_free(rows.kernel)
     if rows.n < _MIN_ALTERNATIVE_ROWS or is_wide or systems.needs_inverse_diagonal or not is_known:
@@ -154,7 +154,7 @@ def _may_save_time_by_products(rows: PlannedRows, systems: _Systems) -> bool:
 
 @dataclass(frozen=True)
 class _FactorPlan:
-    """What a factor in tiles on disk takes."""
+    """Predicted cost of a factor in tiles on disk."""
 
     tile_rows: int
     task_bytes: int
@@ -200,7 +200,7 @@ def plan_tiled_map(estimator: Any, rows: PlannedRows) -> FitPlan:
 
 
 def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems, solver: str) -> FitPlan:
-    """Return the plan of systems without a Gram matrix in memory; of "auto", that of the slower way."""
+    """Return the plan of systems without a Gram matrix in memory; for "auto", that of the slower method."""
     n, d, kernel, columns = rows.n, rows.d, rows.kernel, systems.columns
     product = iterative_solver.product_seconds(kernel, n, d, columns, rows.threads)
     seconds = 2 * n * n * product_costs.value_seconds(kernel, d) / cpus.COUNT  # the certificate

@@ -1,4 +1,4 @@
-"""Define a fitted estimator as its store holds it: its record is checked, and its certificate can be measured again."""
+"""Define the stored form of a fitted estimator, which checks its record and can measure its certificate again."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from dkfm.storage.model_store import Record
 
 @dataclass(frozen=True)
 class StoredNames:
-    """Names of what a store keeps of an estimator beside its model; those of fitted values without the underscore."""
+    """Names of the parameters and fitted values that a store keeps besides the model; without the final underscore."""
 
     parameters: tuple[str, ...]
     """Constructor parameters, except the kernel."""
@@ -52,7 +52,7 @@ class StoredNames:
 
 @dataclass(frozen=True, eq=False)
 class StoredEstimator(ABC):
-    """A fitted estimator without its class of scikit-learn's."""
+    """A fitted estimator without its scikit-learn class."""
 
     estimator: str
     """Name of the class."""
@@ -109,7 +109,7 @@ class StoredEstimator(ABC):
         ------
         CertificateError
             The certificate is more than ten times worse than at the fit; or the error on new points is larger than the
-            rank of the map, or their residuals, explain.
+            rank of the map or their residuals explain.
         """
         model, n = self.model, self.model.landmarks.shape[0]
         if model.kernel.is_precomputed and X is None:
@@ -141,7 +141,7 @@ class StoredEstimator(ABC):
 def as_rows_of_model(X: object, model: Model, estimator: str, name: str = "X") -> Rows:
     """Return rows in memory as float64; raise unless they have as many columns as those that the model was fitted to.
 
-    `estimator` and `name` are what the error calls the model and the rows.
+    `estimator` and `name` are the names of the model and of the rows in the error message.
     """
     rows, d = as_float64(as_rows(X, name)), model.n_features_in
     if rows.shape[1] != d:

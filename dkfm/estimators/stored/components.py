@@ -44,7 +44,7 @@ class StoredComponents(StoredEstimator):
 
     @property
     def explained_share(self) -> float:
-        """Share of the variance that the components explain together: NaN if the variance is not known, or rounding."""
+        """Share of the variance that all components explain; NaN if the variance is unknown or a rounding error."""
         total, weight = (cast("float", self.values[name]) for name in ("total_variance", "total_weight"))
         if total < 0:  # of equal rows
             return float("nan")

@@ -45,11 +45,11 @@ def convert_old(record: Record) -> Record:
 
 
 def _convert_old_bounds(record: Record) -> Record:
-    """Return a record with error bounds of each pair's own scale, converted if an earlier version saved it.
+    """Return a record with error bounds relative to the scale of each pair; convert that of an earlier version.
 
-    The root of such a map is not scaled, and its bounds are in units of ``sqrt(k(z, z) max_n k(x_n, x_n))``. They are
-    divided by the length of the shortest row that is known; where training rows are no landmarks, all of which are not
-    known, they are 1, which no error exceeds.
+    In an earlier version, the root is not scaled, and bounds are in units of ``sqrt(k(z, z) max_n k(x_n, x_n))``. They
+    are divided by the length of the shortest known row. If some training rows are not landmarks, and so are not known,
+    the bounds become 1, which no error exceeds.
     """
     arrays, model = record.extra_arrays, record.model
     if "scales" in arrays:

@@ -45,8 +45,8 @@ def connect(spec: str, *, set_as_default: bool = True, wait_for_workers: float |
     set_as_default : bool
         Whether the client becomes Dask's current client.
     wait_for_workers : float, optional
-        Seconds to wait for the first worker; by default 30 for a cluster that runs already, a minute over SSH, and what
-        the file of a cluster of Slurm says.
+        Seconds to wait for the first worker; by default 30 for a running cluster, 60 over SSH, and the value in the
+        file of a Slurm cluster.
 
     Yields
     ------
@@ -58,7 +58,7 @@ def connect(spec: str, *, set_as_default: bool = True, wait_for_workers: float |
     SchedulerNameError
         `spec` has none of these forms.
     ClusterError
-        There is no scheduler, it refuses the connection, the cluster does not start, or no worker comes.
+        There is no scheduler, it refuses the connection, the cluster does not start, or no worker joins.
     """
     kind, colon, path = spec.partition(":")
     if colon and kind in _CLUSTERS:
@@ -167,7 +167,7 @@ def _silence_connections() -> None:
 
 
 def _require_scheduler(address: str) -> None:
-    """Raise an OSError if no scheduler answers at an address; a Client would wait for its answer for ever."""
+    """Raise an OSError if no scheduler answers at an address; a Client would wait forever."""
     from distributed import Security
     from distributed.core import rpc
 

@@ -16,7 +16,7 @@ WORKER_TIMEOUT = 30.0
 """Seconds to wait for the first worker of a cluster that runs already."""
 
 _MESSAGE_AFTER = 2.0
-"""Seconds of waiting for the first worker after which a message says so."""
+"""Seconds of waiting for the first worker after which a message is printed."""
 
 _ANSWER_TIMEOUT = 10
 """Seconds to wait for an answer of the scheduler."""
@@ -26,7 +26,7 @@ _OLDEST_DASK = (2025, 2)
 
 
 def find_client(client: "Client | None") -> "Client | None":
-    """Return the given client, else Dask's current one; None inside a worker, which computes in its own process."""
+    """Return the given client, else Dask's current client; None inside a worker, which computes in its own process."""
     if client is not None and not hasattr(client, "asynchronous"):
         raise InvalidInputError(f"client must be a Client of distributed, and is {client!r:.100}.")
     if client is not None or "distributed" not in sys.modules or is_inside_worker():
@@ -85,7 +85,7 @@ def fetch_workers(client: "Client") -> dict[str, dict[str, Any]] | None:
 def wait_for_workers(
     client: "Client", seconds: float | None = None, name: str = "the cluster"
 ) -> dict[str, dict[str, Any]]:
-    """Wait until a cluster has a worker, paused or not; a message on standard error says so if it takes a while.
+    """Wait until a cluster has a worker, paused or not; print a message to standard error if it takes long.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def wait_for_workers(
 
 
 def ask_scheduler(client: "Client", method: str, **options: object) -> Any:  # JSON of distributed
-    """Call a method of the scheduler and return its answer; None if there is none in time."""
+    """Call a method of the scheduler and return its answer; None after a timeout."""
     if client.status != "running":
         return None
     try:

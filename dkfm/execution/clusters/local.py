@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from distributed import LocalCluster
 
 _CLOSE_TIMEOUT = 10
-"""Seconds to wait for the workers of a local cluster to leave it."""
+"""Seconds to wait for the workers of a local cluster to close."""
 
 _SETTINGS: dict[str, tuple[object, object]] = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": (65536, 2**27),
@@ -26,7 +26,8 @@ _SETTINGS: dict[str, tuple[object, object]] = {
 }
 """Settings as pairs of Dask's default and ours.
 
-Of two cores, Dask's defaults cost 5 % to return memory to the system after each use, and 2.5 % for frequent monitoring.
+On two cores, Dask's defaults cost 5 % of the time for returning memory to the system after each use, and 2.5 % for
+frequent monitoring.
 """
 
 
@@ -62,7 +63,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
         try:
             yield cluster
         finally:
-            # Workers that are retired first do not complain about a scheduler that is gone.
+            # Retire the workers first; otherwise they log errors about a missing scheduler.
             cluster.scale(0)
             deadline = time.monotonic() + _CLOSE_TIMEOUT
             while cluster.scheduler_info["workers"] and time.monotonic() < deadline:

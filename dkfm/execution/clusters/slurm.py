@@ -1,8 +1,8 @@
-"""Start a Dask cluster whose workers are jobs of Slurm, as a YAML file describes; the scheduler runs in this process.
+"""Start a Dask cluster whose workers are Slurm jobs, described by a YAML file; the scheduler runs in this process.
 
-All connections use TLS with certificates made for one run: other nodes must reach the scheduler, so it listens off
-loopback, and any client that connects can run code. Dashboards listen only on loopback. A worker's job that ends, by
-`scancel` or with its node, is replaced by a new one. All jobs are cancelled at the end.
+Other nodes must reach the scheduler, so it does not listen on loopback only, and a client that connects can run code.
+Therefore all connections use TLS with certificates made for one run. Dashboards listen only on loopback. A job that
+ends, by `scancel` or with its node, is replaced by a new one. All jobs are cancelled at the end.
 """
 
 import logging
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distributed import Security, SpecCluster
 
 _MAX_INTERRUPTIONS = 5
-"""Interruptions that `_close` survives: Slurm signals every process of a job, and its shell may repeat the signal."""
+"""Number of interruptions that `_close` survives; Slurm signals each process of a job, and a shell may repeat it."""
 
 _SETTINGS: dict[str, tuple[object, object]] = {
     "distributed.scheduler.allowed-failures": (3, 10),
@@ -32,8 +32,8 @@ _SETTINGS: dict[str, tuple[object, object]] = {
 }
 """Settings as pairs of Dask's default and ours.
 
-A task is not blamed for nodes that are preempted; three tasks a thread suffice to ask for more workers; and a job has
-one process, whose threads share one model.
+A task is not blamed for preempted nodes; three tasks per thread are enough to request more workers; and a job has one
+process, whose threads share a model.
 """
 
 
@@ -147,7 +147,7 @@ def _open_cluster(cluster_class: "type[SpecCluster]", spec: SlurmSpec, security:
         except (OSError, RuntimeError, ValueError) as error:
             answer = extract_reason(RuntimeError(" ".join(str(error).rpartition("stderr:")[2].split())))
             raise ClusterError(f"Slurm does not take the job that {spec.path} describes: {answer}.") from None
-        # A fixed number of jobs is adapted too: that is what replaces a job that ended.
+        # A fixed number of jobs also uses `adapt`, because it replaces jobs that end.
         cluster.adapt(minimum_jobs=spec.min_jobs, maximum_jobs=spec.max_jobs)
         yield cluster
     finally:
@@ -159,7 +159,7 @@ async def _wait_for_submission(cluster: "SpecCluster") -> None:
 
 
 def is_no_late_connection(record: logging.LogRecord) -> bool:
-    """Return False for the traceback of a worker that connects while the scheduler stops to listen: Dask logs it."""
+    """Return False for a log record with the traceback of a worker that connects while the scheduler closes."""
     return "non-started" not in str(record.exc_info[1] if record.exc_info else "")
 
 
@@ -172,7 +172,7 @@ def _close(cluster: "SpecCluster") -> None:
         closing: Future[object] | None = None
         for _ in range(_MAX_INTERRUPTIONS):
             try:
-                closing = closing or pool.submit(cluster.close)  # a second time does nothing
+                closing = closing or pool.submit(cluster.close)  # only the first call closes
                 closing.result()
                 break
             except (KeyboardInterrupt, SystemExit) as error:

@@ -18,7 +18,7 @@ _MAX_FILE_BYTES = 2**16
 """Largest file that is read, in bytes."""
 
 _MAX_NODES = 2**14
-"""Most values in a file once its aliases are expanded."""
+"""Largest number of values in a file after its aliases are expanded."""
 
 _OWN_KEYS = ("jobs", "minimum-jobs", "maximum-jobs", "wait")
 """Keys of the section `dkfm`; all other sections belong to Dask."""
@@ -64,7 +64,7 @@ def read_slurm_file(path: str) -> SlurmSpec:
         raise InvalidInputError(f"dkfm of {path} must be a section of {', '.join(_OWN_KEYS)}, not {format_value(own)}.")
     if "jobs" in own and not {"minimum-jobs", "maximum-jobs"}.isdisjoint(own):
         raise InvalidInputError(f"dkfm of {path} has jobs, or minimum-jobs and maximum-jobs, not both.")
-    # At least one job: the driver asks for the memory of a worker before it submits tasks.
+    # At least one job, because the driver asks for the memory of a worker before it submits tasks.
     minimum = _count(path, "dkfm", own, "jobs" if "jobs" in own else "minimum-jobs", 1)
     maximum = _count(path, "dkfm", own, "maximum-jobs", minimum)
     if maximum < minimum:

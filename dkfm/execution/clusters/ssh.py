@@ -1,4 +1,4 @@
-"""Start a Dask cluster over SSH on the hosts of a file, with TLS between them; it ends with the driver.
+"""Start a Dask cluster over SSH on the hosts of a file, with TLS between them; the cluster ends with the driver.
 
 Dask passes settings to remote processes on their command lines, which other users of those hosts can read. The key of
 the cluster is therefore sent through the SSH connection into a file that only its owner may read, and the settings name
@@ -33,10 +33,10 @@ _MAX_FILE_BYTES = 2**20
 """Largest file of hosts that is read, in bytes."""
 
 _STEP_TIMEOUT = 60
-"""Seconds that a host has for each step: to accept the connection, to import Dask, to start a process."""
+"""Timeout of a host, in seconds, for each step: accepting the connection, importing Dask, starting a process."""
 
 _EXIT_TIMEOUT = 15
-"""Seconds that a process has to end by itself."""
+"""Timeout, in seconds, for a process to end by itself."""
 
 _HOLD_KEY_SCRIPT = """
 umask 077
@@ -273,7 +273,7 @@ def _start_cluster(
 
 
 class _GracefulExit:
-    """Let a remote process end by itself: a worker that is killed at once leaves its files behind."""
+    """Let a remote process end by itself, because a worker that is killed leaves its files behind."""
 
     proc: Any
 

@@ -1,8 +1,9 @@
 """Solve ``(S K S + alpha) c = b`` by conjugate gradients with matrix-free products, preconditioned by pivots.
 
-The features F of all rows from r pivots make ``P = S F F' S + alpha``, whose inverse takes N r operations. The matrix
-times that inverse has eigenvalues from 1 to ``1 + |S (K - F F') S| / alpha``: few products are needed where alpha is
-not much smaller than what the pivots leave. Frangella, Tropp and Udell, "Randomized Nyström preconditioning" (2023).
+The preconditioner is ``P = S F F' S + alpha``, with F the features of all rows from r pivots. Its inverse is applied in
+N r operations. The preconditioned matrix has eigenvalues from 1 to ``1 + |S (K - F F') S| / alpha``, so few products
+are needed if alpha is not much smaller than the residual of the pivots. Frangella, Tropp and Udell, "Randomized Nyström
+preconditioning" (2023).
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ _FACTOR_VALUES = 2**26
 _MIN_PIVOTS = 64
 _PIECE_ROWS = 2048
 _OTHER_BYTES = 2**25
-"""What BLAS and threads hold beside arrays."""
+"""Memory of BLAS and of threads besides arrays, in bytes."""
 
 Precondition = Callable[[Array], Array]
 
@@ -46,7 +47,7 @@ def count_pivots(n: int) -> int:
 
 
 def count_affordable_products(kernel: Kernel, n: int, d: int, columns: int, threads: int) -> int:
-    """Return the number of products with some columns that, with the pivots, take as long as a factor in tiles."""
+    """Return the number of products that, together with finding the pivots, take as long as a tiled factor."""
     factor_seconds = product_costs.factor_seconds(n, threads, product_costs.value_seconds(kernel, d))
     spare = factor_seconds - preconditioner_seconds(kernel, n, d)
     return max(0, int(spare / product_seconds(kernel, n, d, columns, threads)))
@@ -72,7 +73,7 @@ def preconditioner_bytes(n: int) -> int:
 
 
 class IterativeSolver:
-    """Systems of a kernel, rows and weights, for any alpha; pivots are found once.
+    """Linear systems of a kernel, rows and weights, for any alpha; the pivots are found only once.
 
     Parameters
     ----------

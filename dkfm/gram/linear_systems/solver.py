@@ -14,14 +14,14 @@ from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions, SystemSo
 from dkfm.kernels.base import Kernel
 
 _MAX_PRODUCTS = 1000
-"""Largest number of products of conjugate gradients that are asked for."""
+"""Largest number of products of conjugate gradients if the user asked for this method."""
 
 _MIN_PRODUCTS = 16
-"""With fewer products in the time of a factor, conjugate gradients are not tried."""
+"""If fewer products fit into the time of a factor, conjugate gradients are not tried."""
 
 
 class SystemSolver:
-    """Systems of a kernel, rows and weights.
+    """Linear systems of a kernel, rows and weights.
 
     Parameters
     ----------
@@ -32,8 +32,8 @@ class SystemSolver:
     weights : ndarray of shape (N,)
         Weights of the rows.
     method : {"auto", "tiled", "cg"}
-        "tiled" is a factor in tiles on disk, "cg" conjugate gradients. "auto" tries the latter, and goes over to the
-        factor when they would take longer.
+        "tiled" is a factor in tiles on disk, "cg" is conjugate gradients. "auto" tries "cg", and falls back to "tiled"
+        when "cg" would take longer.
     options : SystemOptions
         How the systems are solved.
     """
@@ -43,16 +43,16 @@ class SystemSolver:
         self._method, self._options = method, options
 
     def solve(self, alpha: float, right: Array, *, inverse_diagonal: bool = False) -> SystemSolution:
-        """Solve systems with right sides (N, q), with the diagonal of the inverse matrix if it is asked for.
+        """Solve systems with right sides (N, q); with `inverse_diagonal`, also compute the diagonal of the inverse.
 
         Raises
         ------
         NotPSDError
             The factor breaks down: the matrix is not positive definite.
         ConvergenceError
-            Conjugate gradients that were asked for do not reach the tolerance.
+            Conjugate gradients, if requested, do not reach the tolerance.
         BudgetError
-            A tile does not fit in memory, or the factor on the disk.
+            A tile does not fit in memory, or the factor does not fit on the disk.
         """
         products = 0 if inverse_diagonal else self._choose_max_products(right.shape[1])
         if products:

@@ -1,4 +1,4 @@
-"""Keep the lower tiles of a Cholesky factor in a Zarr array, one chunk each: durable, with a checksum, written once."""
+"""Store the lower tiles of a Cholesky factor in a Zarr array, one chunk each, durably and with checksums."""
 
 import hashlib
 import json
@@ -21,12 +21,12 @@ from dkfm.storage import own_files, raw_chunk_reader, store_metadata, zarr_store
 _NAME = "factor"
 
 Pair = tuple[int, int]
-"""Numbers of the rows and of the columns of a tile."""
+"""Block numbers of the rows and of the columns of a tile."""
 
 
 @dataclass(frozen=True)
 class TileStore:
-    """Lower tiles of a matrix (N, N) in a store; those above the diagonal do not exist."""
+    """Lower tiles of a matrix (N, N) in a store; tiles above the diagonal do not exist."""
 
     root: Path
     """Folder of the store."""
@@ -35,7 +35,7 @@ class TileStore:
     tile_rows: int
     """Rows and columns of a tile."""
     factor_id: str = ""
-    """Unique name of this factor: another one of the same matrix may differ in the last bits."""
+    """Unique id of this factor; another factor of the same matrix may differ in the last bits."""
 
     @property
     def blocks(self) -> int:
@@ -48,7 +48,7 @@ class TileStore:
 
     @contextmanager
     def read_tile_to_buffer(self, pair: Pair, *, beside_another: bool = False) -> Iterator[Array]:
-        """Yield a tile in a buffer of this thread, which the next tile overwrites; there are two, for two tiles.
+        """Yield a tile in a buffer of this thread, which the next tile overwrites; `beside_another` uses a second one.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class TileStore:
             yield buffer[: rows.stop - rows.start, : columns.stop - columns.start]
 
     def count_tiles(self) -> int:
-        """Return the number of tiles that exist, sound or not."""
+        """Return the number of tiles that exist, whether intact or damaged."""
         return sum(self._file((i, j)).exists() for i in range(self.blocks) for j in range(i + 1))
 
     def has_intact_tile(self, pair: Pair) -> bool:
@@ -78,7 +78,7 @@ class TileStore:
         zarr_store.write_chunk(self.root / _NAME, pair, values)
 
     def sync_tile(self, pair: Pair) -> None:
-        """Make a tile durable that a process has written which may have been killed before it did."""
+        """Flush an existing tile to disk, because the process that wrote it may have been killed before it did so."""
         with local.translate_write_errors(self.root):
             zarr_store.sync_chunk(self.root / _NAME, pair)
 
@@ -95,7 +95,7 @@ _tile_buffers = ThreadBuffer(), ThreadBuffer()
 
 
 def open_tile_store(root: Path, identity: dict[str, object], n: int, tile_rows: int) -> TileStore:
-    """Open the store of a factor, or create it; one that was begun keeps the rows of its tiles.
+    """Open the store of a factor, or create it; an existing store keeps its tile rows.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Factor ``S K S + alpha = L L'`` in tiles, by tasks on threads or on a Dask cluster; K is computed as it is needed.
+"""Factor ``S K S + alpha = L L'`` in tiles, by tasks on threads or on a Dask cluster; K is computed on demand.
 
-A task computes one tile ``L_ij`` from the tiles to the left of it in the rows i and j, and writes it durably. A task
-starts when the tiles that it reads are there. A tile is the result of the same operations in the same order wherever it
-is computed, so its bits are the same on any number of threads or workers.
+A task computes one tile ``L_ij`` from the tiles to the left of it in the rows i and j, and writes it durably. It starts
+when the tiles that it reads exist. The operations of a tile and their order do not depend on where it is computed, so
+the factor is bitwise equal on any number of threads or workers.
 """
 
 from collections.abc import Iterator
@@ -44,12 +44,12 @@ from dkfm.sources.memory import MemorySource
 from dkfm.storage import zarr_store
 
 _BLOCK_COLUMNS = 128
-"""Columns that SciPy solves for together."""
+"""Number of columns that one call of SciPy's triangular solver solves."""
 
 
 @dataclass(frozen=True, eq=False)
 class FactorTask:
-    """What a tile of the factor is computed from, beside other tiles."""
+    """Data from which a tile of the factor is computed, besides other tiles."""
 
     kernel: Kernel
     rows: Source
@@ -90,20 +90,20 @@ def open_tiled_factor(
     tile_rows : int, optional
         Rows and columns of a tile; 2,048 by default.
     workspace : str or Path, optional
-        Folder in which the factor stays; one that was killed goes on with the missing tiles, and other fits with the
-        same rows, roots and alpha find it. By default it is temporary.
+        Folder in which the factor stays. A killed computation resumes with the missing tiles, and other fits with the
+        same rows, roots and alpha reuse the factor. By default it is temporary.
     progress : bool
         Whether to show a progress bar.
 
     Raises
     ------
     NotPSDError
-        The matrix is not positive definite; the message names the row. Without alpha, a row within rounding of the span
-        of the rows before it counts as one.
+        The matrix is not positive definite; the message names the row. If alpha is 0, this includes a row that is, up
+        to rounding, in the span of the rows before it.
     BudgetError
-        A tile does not fit in memory, or the factor on the disk.
+        A tile does not fit in memory, or the factor does not fit on the disk.
     ClusterError
-        A tile killed its workers again and again, or the cluster is gone.
+        A tile killed its workers repeatedly, or the cluster is gone.
     """
     n, source, client = X.shape[0], MemorySource(X), find_client(None)
     size, column = min(n, build.checked_tile_rows(tile_rows)), as_column_unless_ones(roots)
@@ -114,7 +114,7 @@ def open_tiled_factor(
             with open_executor(client) as executor:
                 _compute_tiles(store, kernel, source, column, alpha, executor, progress)
         except NotPSDError:
-            if client is None:  # no task runs any longer, and no later fit needs the tiles
+            if client is None:  # no task is running, and no later fit needs the tiles
                 zarr_store.remove_own_store(store.root, "factor")
             raise
         store.mark_complete()
@@ -122,7 +122,7 @@ def open_tiled_factor(
 
 
 def make_factor_identity(kernel: Kernel, X: Rows, alpha: float, roots: Array | None) -> dict[str, object]:
-    """Return what identifies a factor of `open_tiled_factor`, as plain JSON values."""
+    """Return JSON values that identify a factor of `open_tiled_factor`."""
     column = as_column_unless_ones(roots)
     digest = "" if column is None else digest_rows(MemorySource(column))
     return {**build.make_gram_identity(kernel, MemorySource(X)), "alpha": alpha, "roots": digest}
@@ -135,7 +135,7 @@ def as_column_unless_ones(roots: Array | None) -> Array | None:
 
 @contextmanager
 def _open_folder(kernel: Kernel, workspace: str | Path | None, n: int, tile_rows: int) -> Iterator[Path]:
-    """Yield the folder of the store: the workspace, or a temporary one, also of a kernel that is code."""
+    """Yield the folder of the store: in the workspace, or temporary, as for a kernel with user functions."""
     parent = None if workspace is None else local.make_folder(local.as_local_path(workspace)).absolute()
     if parent is not None and is_code_free(kernel):
         yield parent
@@ -147,7 +147,7 @@ def _open_folder(kernel: Kernel, workspace: str | Path | None, n: int, tile_rows
 
 
 def _require_disk_and_memory(store: TileStore, executor: Executor, each: int) -> None:
-    """Raise a BudgetError unless the disk has room for the missing tiles, and each thread for a task."""
+    """Raise a BudgetError unless the disk has space for the missing tiles, and each thread has memory for a task."""
     missing = disk_bytes(store.n, store.tile_rows) - existing_bytes(store.root)
     memory.require_disk(store.root, missing, "The factor")
     have = memory.task_budget(executor.client, executor.threads, needed=None if executor.client is None else each)
@@ -164,7 +164,7 @@ def _compute_tiles(
     executor: Executor,
     progress: bool,
 ) -> None:
-    """Compute the tiles of a factor that are missing in its store."""
+    """Compute the missing tiles of a factor."""
     n, width = store.n, source.float64s_per_row
     each = budget.factor_task_bytes(store.tile_rows, width, kernel.peak_blocks, kernel.landmark_copies)
     _require_disk_and_memory(store, executor, each)
@@ -189,7 +189,7 @@ def _compute_tiles(
 
 
 class TileOrder:
-    """Pairs of the tiles of a factor, each after those that it is computed from; None where it must wait for them.
+    """Iterate over the tiles of a factor in an order of dependence; None means that the next tile must wait.
 
     >>> order = TileOrder(2)
     >>> pairs = iter(order)
@@ -209,7 +209,7 @@ class TileOrder:
         left = count_lower_tiles(len(self._begun))
         while left:
             ready = [(row, begun) for row, begun in enumerate(self._begun) if self._is_ready(row, begun)]
-            # The diagonal is first: all rows below it wait for it.
+            # The diagonal tile comes first, because all rows below wait for it.
             pair = min(ready, key=lambda pair: (pair[1] - (pair[0] == pair[1]), pair[0]), default=None)
             if pair is not None:
                 self._begun[pair[0]] += 1
@@ -226,11 +226,11 @@ class TileOrder:
 
 
 def factor_tile(task: FactorTask, pair: Pair) -> Pair:
-    """Compute a tile of the factor and write it, unless it exists and is sound; return its numbers."""
+    """Compute and write a tile of the factor, unless it exists and is intact; return its block numbers."""
     require_fit_worker(task.requirements)
     store, (i, j) = task.store, pair
     if store.has_intact_tile(pair):
-        store.sync_tile(pair)  # a killed process may not have synced it
+        store.sync_tile(pair)  # a killed process may not have flushed it to disk
         return pair
     with single_blas_thread():
         tile, diagonal = _compute_values(task, pair)
@@ -313,7 +313,7 @@ def _make_rank_error(A: Array, diagonal: Array, row: int, first: int) -> NotPSDE
 def solve_from_right(A: Array, L: Array, *, transposed: bool = True) -> None:
     """Replace A (n, m) by ``A L'^(-1)``, or by ``A L^(-1)`` if not `transposed`, with L (m, m) lower triangular.
 
-    NumPy's products let other threads run; SciPy's triangular solver does not, and has few columns at a time.
+    SciPy's triangular solver holds the GIL, so it solves few columns at a time; NumPy's products release it.
     """
     from scipy.linalg import blas
 

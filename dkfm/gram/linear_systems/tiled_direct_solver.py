@@ -17,18 +17,18 @@ from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.roots import EPS
 
 _TOLERANCE = 1e-13
-"""Residual, relative to the right side, that no further refinement is tried for."""
+"""Relative residual below which no further refinement is tried."""
 
 _MAX_BACKWARD_ERROR = 1000 * EPS
 """``|A c - b|``, relative to ``tr(A) |c|``, above which a factor is that of another matrix: its own leave 0.4 eps."""
 
 _MAX_REFINEMENTS = 3
-"""Largest number of refinements; it ends when one does not halve the residual."""
+"""Largest number of refinements; refinement also ends when the residual is not halved."""
 
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """How systems are solved."""
+    """Options of the solution of linear systems."""
 
     tile_rows: int | None = None
     """Rows of a tile of the factor."""
@@ -47,9 +47,9 @@ class SystemSolution:
     values: Array
     """``A^(-1) b``. Shape (N, q)."""
     residuals: Array
-    """``|A c - b| / |b|`` of each right side, measured with newly computed kernel values; 0 if b is. Shape (q,)."""
+    """``|A c - b| / |b|`` of each right side, with newly computed kernel values; 0 if b is 0. Shape (q,)."""
     inverse_diagonal: Array | None
-    """Diagonal of ``A^(-1)``, if it was asked for. Shape (N,)."""
+    """Diagonal of ``A^(-1)``, if requested. Shape (N,)."""
 
 
 def solve_system(

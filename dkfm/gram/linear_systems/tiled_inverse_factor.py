@@ -1,7 +1,7 @@
 """Compute the triangular root ``W = D^-1 L'^(-1)`` of ``D^-1 K D^-1 = L L'`` from tiles of L, into a store.
 
-The features of the Cholesky basis are ``k(z, X) W``. A task computes some whole chunks of columns of W, from their
-last block of rows to the first, and writes them durably.
+The features of the Cholesky basis are ``k(z, X) W``. A task computes a few whole chunks of columns of W, from the last
+block of rows to the first, and writes them durably.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -50,17 +50,17 @@ PANEL_COLUMNS = 512
 """Columns of the root that a task computes together, or as many as one chunk has."""
 
 _NAME, _PIVOTS, _RESIDUALS = "root", "pivots", "residuals"
-"""Arrays of the store: W; the pivots; the largest residual of a row after 0, 1, .. N features."""
+"""Names of the arrays of the store: W, the pivots, and the largest residual of a row after 0, 1, .. N features."""
 
 _RESIDUAL_THREADS = 4
 
 _ROOT_SECONDS = 1.25
-"""Time of a root beside that of its factor: fewer columns are multiplied by a tile that is read."""
+"""Time of a root divided by that of its factor; a tile that is read is multiplied by fewer columns."""
 
 
 @dataclass(frozen=True)
 class RootTask:
-    """What columns of the root are computed from, and where they are written."""
+    """Data from which columns of the root are computed, and the store to which they are written."""
 
     factor: TileStore
     store_path: Path
@@ -83,8 +83,8 @@ def compute_tiled_root(
     tile_rows : int, optional
         Rows and columns of a tile of the factor; 2,048 by default.
     workspace : str or Path
-        Folder of the factor and of the root, which stay there: a fit that was killed goes on, and another fit of the
-        same rows needs no factor.
+        Folder of the factor and of the root, which stay there. A killed fit resumes, and another fit of the same rows
+        reuses them.
     progress : bool
         Whether to show a progress bar.
 
@@ -93,13 +93,13 @@ def compute_tiled_root(
     InvalidInputError
         The kernel is precomputed, or there is no workspace.
     NotSupportedError
-        The kernel is code, by which the files would not be found.
+        The kernel has user functions, so later fits could not identify the files.
     NotPSDError
-        A row is within rounding of the span of the rows before it; the message names it.
+        A row is, up to rounding, in the span of the rows before it; the message names the row.
     BudgetError
-        A task does not fit in memory, or the factor or the root on the disk.
+        A task does not fit in memory, or the factor or the root does not fit on the disk.
     ClusterError
-        A task killed its workers again and again, or the cluster is gone.
+        A task killed its workers repeatedly, or the cluster is gone.
     """
     require_supported_kernel(data.kernel)
     if not isinstance(data, TrainingRows) or workspace is None:
@@ -122,14 +122,14 @@ def compute_tiled_root(
 
 
 def require_supported_kernel(kernel: Kernel) -> None:
-    """Raise unless a root in tiles can be computed of a kernel.
+    """Raise unless a root in tiles can be computed for a kernel.
 
     Raises
     ------
     InvalidInputError
         The kernel is precomputed.
     NotSupportedError
-        The kernel is code.
+        The kernel has user functions.
     """
     if kernel.is_precomputed:
         raise InvalidInputError("A root in tiles needs rows that a kernel compares, and a precomputed kernel has none.")
@@ -167,22 +167,22 @@ def task_bytes(n: int, tile_rows: int) -> int:
 
 
 def root_seconds(n: int, threads: int) -> float:
-    """Predict the seconds of threads that compute the root of N rows from its factor, without those of files."""
+    """Predict the seconds in which threads compute the root of N rows from its factor, without reading and writing."""
     return _ROOT_SECONDS * product_costs.factor_seconds(n, threads)
 
 
 def residual_bytes(tile_rows: int) -> int:
-    """Return the bytes of the threads of the driver that read the factor; each has three tiles in memory."""
+    """Return the memory of the driver's threads that read the factor, in bytes; each holds three tiles."""
     return count_residual_threads() * 3 * 8 * tile_rows**2
 
 
 def _is_sound(root: Path, identity: dict[str, object], n: int) -> bool:
-    """Return whether a root is there, finished, and every chunk of it sound.
+    """Return whether the store of a root exists, is finished, and has no damaged chunk.
 
     Raises
     ------
     StoreExistsError
-        Something else is there.
+        The path holds something else.
     """
     found = _read_attributes(root, identity) if zarr_store.is_taken(root) else None
     if found is None or not (root / store_metadata.MARKER).exists():
@@ -198,7 +198,7 @@ def _is_sound(root: Path, identity: dict[str, object], n: int) -> bool:
 
 
 def _make_root_id(root: Path, run: object) -> str:
-    """Return what a model knows the root of a factor by."""
+    """Return the id by which a model refers to the root of a factor."""
     return f"{root.stem}-{run}"
 
 
@@ -212,12 +212,12 @@ def _describe_layout(n: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _read_attributes(root: Path, identity: dict[str, object]) -> dict[str, object] | None:
-    """Return the attributes of the store of a root; None if it was laid out otherwise.
+    """Return the attributes of the store of a root; None if it has another layout.
 
     Raises
     ------
     StoreExistsError
-        Something else is there.
+        The path holds something else.
     """
     n = int(identity["shape"][0])  # type: ignore[index]  # a list
     try:
@@ -233,9 +233,9 @@ def _read_attributes(root: Path, identity: dict[str, object]) -> dict[str, objec
 
 
 def _prepare_store(root: Path, identity: dict[str, object], factor: TileStore) -> None:
-    """Create the store of the root of a factor, or keep what was begun of the same one.
+    """Create the store of the root of a factor, or keep an unfinished store of the same root.
 
-    Columns of two factors of a matrix do not go together: they may differ by more than rounding.
+    Columns from two factors of a matrix must not be combined, because they may differ by more than rounding.
     """
     if zarr_store.is_taken(root):
         found = _read_attributes(root, identity)
@@ -255,7 +255,7 @@ def _prepare_store(root: Path, identity: dict[str, object], factor: TileStore) -
 
 
 def _require_disk_and_memory(root: Path, factor: Path, data: TrainingRows, tile_rows: int | None) -> None:
-    """Raise a BudgetError unless the disk has room for the factor and its root, and each thread for a task."""
+    """Raise a BudgetError unless the disk has space for the factor and its root, and each thread memory for a task."""
     n, kernel = data.indexable_rows.shape[0], data.kernel
     size = min(n, checked_tile_rows(tile_rows))
     missing = tile_store.disk_bytes(n, size) + disk_bytes(n) - existing_bytes(root) - existing_bytes(factor)
@@ -287,7 +287,7 @@ def _compute_columns(factor: TileStore, root: Path, roots: Array | None, progres
 
 
 def _write_residuals_and_marker(root: Path, factor: TileStore) -> None:
-    """Write the pivots and residuals of a factor to the store of its root, and mark this complete."""
+    """Write the pivots and residuals of a factor to the store of its root, and mark the store complete."""
     values, residuals = _measure_residuals(factor)
     zarr_store.write_chunk(root / _PIVOTS, (0,), values)
     zarr_store.write_chunk(root / _RESIDUALS, (0,), residuals.largest_by_rank)
@@ -307,7 +307,7 @@ def _read_root(root: Path, lengths: Array) -> tuple[Root, Residuals]:
 
 
 def compute_root_columns(task: RootTask, columns: slice) -> slice:
-    """Compute some columns of the root and write those of their chunks that do not exist or are not sound."""
+    """Compute some columns of the root, and write their chunks that are missing or damaged."""
     require_fit_worker(task.requirements)
     array, n = task.store_path / _NAME, task.factor.n
     chunk = choose_chunk_and_task_columns(n)[0]
@@ -355,7 +355,7 @@ def count_residual_threads() -> int:
 
 
 def _measure_residuals(factor: TileStore) -> tuple[Array, Residuals]:
-    """Return the pivots (N,), the squares of the diagonal of L, and what 0, 1, .. N features leave of the rows."""
+    """Return the pivots (N,), which are the squared diagonal of L, and the residuals after 0, 1, .. N features."""
     values, largest, lowest = np.empty(factor.n), np.zeros(factor.n + 1), 0.0
     with ThreadPoolExecutor(count_residual_threads(), thread_name_prefix="dkfm-residuals") as pool:
         for block, (pivots, shares, least) in enumerate(
@@ -370,7 +370,7 @@ def _measure_residuals(factor: TileStore) -> tuple[Array, Residuals]:
 
 
 def _measure_block(factor: TileStore, block: int) -> tuple[Array, Array, float]:
-    """Return the pivots of a block of rows, the largest share that 0, 1, .. features leave of one, and the smallest."""
+    """Return the pivots of a block of rows, the largest residual after 0, 1, .. features, and the smallest residual."""
     rows = factor.rows(block)
     left, shares = np.ones(rows.stop - rows.start), np.ones(rows.stop + 1)
     for k in range(block + 1):

@@ -1,6 +1,6 @@
-"""Solve systems with a tiled factor: it is read once in each direction, by threads of this process.
+"""Solve systems with a tiled factor; threads of this process read it once for each of the two triangular solves.
 
-The diagonal of the inverse, which takes as long as the factor, is computed by tasks.
+Tasks compute the diagonal of the inverse, which takes as long as the factor.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ _Multiply = Callable[[TileStore, list[Pair], Array, bool], Iterator[Array]]
 
 @contextmanager
 def _open_tile_multiplier() -> Iterator[_Multiply]:
-    """Yield a function that multiplies tiles, or their transposes, by the rows of a solution, in their order."""
+    """Yield a function that multiplies tiles, or their transposes, by rows of a solution, in a fixed order."""
     threads = 1 if is_inside_worker() else cpus.COUNT
     with single_blas_thread(), ThreadPoolExecutor(threads, thread_name_prefix="dkfm-solve") as pool:
 
@@ -93,7 +93,7 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
     BudgetError
         A task does not fit in memory.
     ClusterError
-        A task killed its workers again and again, or the cluster is gone.
+        A task killed its workers repeatedly, or the cluster is gone.
     """
     diagonal, panels = np.empty(store.n), _split_columns(store)
     each = budget.inverse_task_bytes(store.n, store.tile_rows, min(store.tile_rows, PANEL_COLUMNS))
@@ -120,7 +120,7 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
 
 
 def _split_columns(store: TileStore) -> list[slice]:
-    """Return slices of columns, none of which goes over the end of a tile; the longest columns first."""
+    """Return slices of columns that do not cross the boundary of a tile; the longest columns come first."""
     slices = []
     for block in range(store.blocks):
         rows = store.rows(block)

@@ -1,6 +1,6 @@
 """Write the chunks of an output durably in any format, read them back, and compute their checksums.
 
-A chunk that exists and is sound is kept: every task of a job would write the same scores.
+An undamaged existing chunk is kept, because every task of a job would write the same scores.
 """
 
 import os
@@ -25,10 +25,10 @@ READ_BYTES = 2**20
 """Bytes that are read back at a time."""
 
 _SYNC_BYTES = 2**20
-"""Bytes after which a file is synced to disk, so that its end waits only for the last bytes."""
+"""Number of bytes after which a file is flushed to disk, so that the last flush is short."""
 
 _MAX_COMMITS = 5
-"""How often a file is offered for a name that another task's file had a moment ago."""
+"""Largest number of attempts to rename a file into place if another task's file had the name a moment ago."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class OutputColumns:
     width: int
     """Number of columns."""
     prefix: str
-    """Beginning of the names of the columns in a table."""
+    """Prefix of the names of the columns in a table."""
     dtype: str
     """Dtype of the columns."""
     labels: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def write_chunk_files(
     require_current: Callable[[], None],
     distrusts_existing_files: bool = False,
 ) -> tuple[list[FileSummary], bool]:
-    """Write a chunk durably and read it back, unless sound files exist; a piece is written while the next is computed.
+    """Write a chunk durably and read it back, unless it exists undamaged; write a piece while the next is computed.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def write_chunk_files(
     existing = None if distrusts_existing_files else _summarize_or_remove_files(chunk_format, chunk, require_current)
     if existing is not None:
         pieces.close()
-        # The task that wrote them may have been killed before it had synced their names.
+        # The task that wrote the files may have been killed before it flushed their directory entries.
         chunk_format.output_location.sync_names(chunk_format.file_names(chunk.number))
         return existing, True
     with closing(pieces), ExitStack() as stack:
@@ -218,7 +218,7 @@ def _summarize_or_remove_files(
 ) -> list[FileSummary] | None:
     """Return the summaries of a chunk's files if all are sound; remove those that are damaged."""
     names = chunk_format.file_names(chunk.number)
-    # A file that is missing now may be written by another driver's task at any moment, and is then not to be removed.
+    # A task of another driver may write a missing file at any moment; such a file must not be removed.
     present = chunk_format.output_location.find_file_sizes(names)
     files = [_summarize_file(chunk_format, chunk, i) if name in present else None for i, name in enumerate(names)]
     damaged = [name for name, contents in zip(names, files, strict=True) if contents is None and name in present]
@@ -236,9 +236,9 @@ def _commit_or_keep_existing(
     require_current: Callable[[], None],
     distrusts_existing_files: bool,
 ) -> FileSummary:
-    """Give a new file its name and return its summary; if another task's file has that name, keep and return that one.
+    """Rename a new file into place and return its summary; if another task's file exists, keep it instead.
 
-    With `distrusts_existing_files` the other file is replaced if it is damaged or its checksum is another.
+    With `distrusts_existing_files`, the other file is replaced if it is damaged or its checksum differs.
     """
     for _ in range(_MAX_COMMITS):
         if file.commit(exclusive=True):
@@ -273,7 +273,7 @@ class ReadBackWriter:
         file.flush()
         for part in row_slices(len(view), READ_BYTES):
             written = os.pread(file.fileno(), part.stop - part.start, offset + part.start)
-            if written != view[part].tobytes():  # memoryviews would be compared value by value
+            if written != view[part].tobytes():  # comparing memoryviews would be slow, value by value
                 raise DamagedStoreError(f"{self.new.name} does not read back as it was written.")
             self.checksum = google_crc32c.extend(self.checksum, written)
         self.size += len(view)

@@ -1,4 +1,4 @@
-"""Keep the ids of rows beside the scores of a Zarr output: an array of one dimension, of integers or of text."""
+"""Store the ids of rows beside the scores of a Zarr output, in a one-dimensional array of integers or of text."""
 
 import os
 from contextlib import suppress
@@ -21,13 +21,13 @@ DTYPES = ("int64", "string")
 """Data types of ids."""
 
 MAX_TEXT_ROWS = 2**32 - 1
-"""Most texts in a chunk, whose number has 32 bits."""
+"""Largest number of texts in a chunk, which is stored in 32 bits."""
 
 _COUNT_BYTES = 4
 """Bytes of the number of texts in a chunk, and of the length of each."""
 
 _MAX_TEXT_BYTES = 2**16
-"""Most bytes of an id of text."""
+"""Largest size of a text id, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class IdArray:
 
     @property
     def header(self) -> bytes:
-        """First bytes of a chunk: of texts, how many there are."""
+        """First bytes of a chunk: the number of texts; empty for integers."""
         return self.chunk_rows.to_bytes(_COUNT_BYTES, "little") if self.dtype == "string" else b""
 
     def decode(self, data: bytes) -> npt.NDArray[np.generic] | None:
         """Return the ids in the bytes of a chunk without their checksum, padding included; None if there are none."""
         if self.dtype == "int64":
             return np.frombuffer(data, "<i8") if len(data) == 8 * self.chunk_rows else None
-        # Each text takes the bytes of its length at least, so that no more are made than the file has room for.
+        # Each text takes at least the bytes of its length field, so no more texts are decoded than fit into the file.
         if not self.may_have_size(len(data) + CRC_BYTES) or data[:_COUNT_BYTES] != self.header:
             return None
         from numcodecs.vlen import VLenUTF8
@@ -118,7 +118,7 @@ def choose_id_dtype(name: str, ids: "pa.Array", target: object) -> str:
     Raises
     ------
     InvalidInputError
-        They are neither integers nor text.
+        The ids are neither integers nor text.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -136,19 +136,19 @@ def choose_id_dtype(name: str, ids: "pa.Array", target: object) -> str:
 
 
 def propose_parquet(target: object) -> str:
-    """Return a proposal to write Parquet, which keeps ids that Zarr does not, for messages."""
+    """Return a proposal for messages to write Parquet, which supports more types of ids than Zarr."""
     return f"write {str(target).removesuffix('.zarr')}.parquet"
 
 
 def try_convert_ids(ids: "pa.Array", array: IdArray) -> "tuple[pa.Array, tuple[int, str] | None]":
-    """Convert ids to the data type of an array; return them, and the first row that it does not keep, with the reason.
+    """Convert ids to the data type of an array; return them, and the first row that cannot be converted.
 
     Returns
     -------
     ids : pyarrow.Array
         The ids as int64 or as text.
     fault : tuple of (int, str) or None
-        Row, and how a sentence goes on that begins with its number.
+        Row, and the rest of a sentence that begins with its number.
     """
     import pyarrow as pa
     from pyarrow import compute

@@ -34,7 +34,7 @@ _BUFFER_BYTES = 2**20
 """Bytes that Arrow collects before it writes them."""
 
 _MAX_NULL_ROWS = 2**28
-"""Most rows of a file that has fewer bytes than its scores: rows of nulls take none, and any file may claim them."""
+"""Largest number of rows of a file smaller than its scores; null rows take no bytes, so any file could claim them."""
 
 _CHECKED_VALUES = 2**20
 """Values of a file that are decoded at a time."""
@@ -162,7 +162,8 @@ def to_numpy_filling_nulls(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[
 def ids_to_pandas(column: "pa.ChunkedArray") -> "pd.Series[object]":
     """Return ids (n,) as pandas keeps them exactly: nullable integers or booleans where some are null.
 
-    Where pandas has no dtype of its own, as of dates, decimals and bytes, it is Arrow's: dask would make text of them.
+    Types for which pandas has no dtype, such as dates, decimals and bytes, keep Arrow's, because dask would convert
+    them to text.
     """
     import pandas as pd
     import pyarrow as pa
@@ -183,7 +184,7 @@ def ids_to_pandas(column: "pa.ChunkedArray") -> "pd.Series[object]":
 
 
 def ids_to_numpy(column: "pa.ChunkedArray") -> npt.NDArray[np.generic]:
-    """Return a column of ids (n,), as objects if they are integers and some are null, which floats would not hold."""
+    """Return a column of ids (n,); integers with nulls become objects, because floats would not be exact."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -215,7 +216,7 @@ class _ParquetChunkFile:
         self._ids: list[pa.Array] = []
 
     def write_piece(self, piece: Piece) -> None:
-        """Collect some rows; write those collected before as a row group if it would have too many rows with them."""
+        """Collect some rows; first write the collected rows as a row group if it would otherwise become too large."""
         scores = [piece.scores[columns.output] for columns in self._format.columns]
         rows = len(scores[0])
         if self._collected + rows > self._group_rows:
@@ -251,7 +252,7 @@ class _ParquetChunkFile:
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
 
-        # Arrow writes the header and the values of every page on their own: two calls of Python for a column.
+        # Arrow writes the header and the values of each page separately, so without a buffer with two calls of Python.
         self._stream = pa.BufferedOutputStream(pa.PythonFile(self._file, "w"), _BUFFER_BYTES)
         self._writer = ParquetWriter(
             self._stream,

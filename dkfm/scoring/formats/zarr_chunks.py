@@ -84,7 +84,7 @@ class ZarrChunks:
         return FileSummary(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
 
     def read_values(self, chunk: Chunk, file_number: int, crc32c: int) -> npt.NDArray[np.generic] | None:
-        """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
+        """Read the scores (n, width) of one output of a chunk; return None if their checksum differs."""
         columns = self.columns[file_number]
         size = self.chunk_rows * columns.row_bytes + CRC_BYTES
         data = self._read_file(self.file_names(chunk.number)[file_number], size, crc32c)
@@ -102,7 +102,7 @@ class ZarrChunks:
         return None if ids is None else ids[: chunk.rows]
 
     def _read_file(self, name: str, size: int, crc32c: int) -> npt.NDArray[np.uint8] | None:
-        """Return the bytes of a file before its checksum; None if its size or its checksum is another."""
+        """Return the bytes of a file before its checksum; None if its size or its checksum differs."""
         opened = self.output_location.open_for_reading(name, size)
         if opened is None:
             return None
@@ -129,7 +129,7 @@ class _ZarrChunkFile(ABC):
 
     @abstractmethod
     def _pad(self, rows: int) -> None:
-        """Write so many rows of the fill value, which missing chunks have."""
+        """Write `rows` rows of the fill value, with which missing chunks are read."""
 
     def finish(self) -> None:
         """Pad the chunk, and append the checksum."""

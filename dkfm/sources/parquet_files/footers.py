@@ -18,7 +18,7 @@ _MAX_FOOTER_BYTES = 2**27
 """Largest size of the footer of a file."""
 
 KEPT_FOOTER_BYTES = 2**25
-"""Most memory of the footers that are kept with the layout of a table: each may take its share of it."""
+"""Largest memory of the footers that are kept with the layout of a table; each file has an equal share."""
 
 CACHED_FOOTERS = 4
 """Files whose footers a process caches, of those that are not kept."""
@@ -57,7 +57,7 @@ cached_metadata = lru_cache(maxsize=CACHED_FOOTERS)(_read_metadata)
 
 
 class FileFooter(NamedTuple):
-    """What the footer of one file says."""
+    """Content of the footer of one file."""
 
     metadata: "pq.FileMetaData | None"
     """The footer itself, if it is small enough to be kept."""
@@ -69,7 +69,7 @@ class FileFooter(NamedTuple):
 
 
 def read_footer(file: TableFile, id_column: str | None, kept_bytes: int = 0) -> FileFooter:
-    """Read the footer of a file, and keep it if it takes at most some bytes: so none waits for those of other files."""
+    """Read the footer of a file, and keep it if it takes at most `kept_bytes`, independently of other files."""
     with parquet_errors(file):
         metadata = _read_metadata(file)
         schema = metadata.schema.to_arrow_schema()

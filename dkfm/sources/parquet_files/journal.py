@@ -18,7 +18,7 @@ FileStat = tuple[str, int, int | str]
 """Name of a file, its size in bytes, and its time of change in ns, or on an object store its stamp."""
 
 _FILES_PER_SEGMENT = 512
-"""Files whose names are in one segment, which is read at once."""
+"""Number of file names in a segment, which is read as a whole."""
 
 
 def file_names(stats: Sequence[FileStat]) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ class TableLayout:
 
 
 class OpenedFile(NamedTuple):
-    """A file of a table, and what reads an object in advance; None for a file, which is read while it is decoded."""
+    """A file of a table, and the prefetching reader of an object; None for a local file, which is read on demand."""
 
     parquet: "pq.ParquetFile"
     column_indices: dict[str, int]

@@ -33,7 +33,7 @@ _VALUE_BYTES = 40
 """Part of this limit for each row."""
 
 _NATIVE_VALUES = 2**19
-"""Most values of a row group that is read without Python."""
+"""Largest number of values of a row group that is read without Python."""
 
 _SMALL_GROUP_VALUES, _SMALL_GROUP_COLUMNS = 2**13, 2**5
 """Values and columns of a small row group: two threads were up to twice as slow with such groups as one was."""
@@ -63,7 +63,7 @@ _ID_BYTES = 512
 
 
 def decode_into_arrays(table: TableLayout, groups: list[tuple[int, Array]]) -> None:
-    """Fill the array of each row group; small ones on disk by one thread at a time, because that is mostly Python."""
+    """Fill the array of each row group; only one thread at a time reads small groups on disk, mostly in Python code."""
     values, columns = max((array.size for _, array in groups), default=0), len(table.columns)
     is_small = values <= _SMALL_GROUP_VALUES and columns <= _SMALL_GROUP_COLUMNS and not table.files[0].is_remote
     with _small_groups_lock if is_small else nullcontext():
