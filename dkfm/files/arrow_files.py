@@ -1,7 +1,7 @@
-"""Open files for Arrow so that its threads hold no objects of Python.
+"""Open files for Arrow so that its threads hold no Python objects.
 
-Such a thread may release one after Python has begun to exit, and then the process hangs, or aborts: issues 33975 and
-50482 of Arrow. Its threads take part if it reads in advance (``pre_buffer=True``) or decodes in threads of its own
+If a thread of Arrow releases a Python object after Python has begun to exit, the process hangs or aborts (issues 33975
+and 50482 of Arrow). Arrow uses threads if it prefetches (``pre_buffer=True``) or decodes in its own threads
 (``use_threads=True``).
 """
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _GAP_BYTES = 2**13
-"""Bytes between two ranges that cost less to read than another request."""
+"""Largest gap between two ranges, in bytes, that takes less time to read than another request."""
 
 
 @contextmanager
 def reopen_natively(file: IO[bytes] | io.RawIOBase) -> "Iterator[pa.NativeFile | IO[bytes] | io.RawIOBase]":
-    """Yield a file, opened again by its descriptor, as a file of Arrow, which reads without Python.
+    """Yield a file, reopened as an Arrow file, which reads without Python.
 
-    Another file may have its name by now. A file in memory, which has no descriptor, is yielded as it is.
+    It is reopened by its descriptor, because another file may have its name by now. A file in memory, which has no
+    descriptor, is yielded unchanged.
     """
     from pyarrow import OSFile
 
@@ -35,12 +36,12 @@ def reopen_natively(file: IO[bytes] | io.RawIOBase) -> "Iterator[pa.NativeFile |
 
 
 class RangeReader:
-    """Binary file on top of another one, of which it reads ranges in advance, near ones together.
+    """Binary file that prefetches ranges of another file, and reads near ranges together.
 
     Parameters
     ----------
     file : file object
-        File that is read; whoever opened it closes it.
+        File that is read; its opener closes it.
     size : int
         Size of the file in bytes; nothing after that is read.
     """
@@ -61,7 +62,7 @@ class RangeReader:
             self._ranges |= {(start, size): part[start - first : start + size - first] for start, size in joined}
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """Return the next `size` bytes, fewer at the end of the file; a range that was read in advance has no copy."""
+        """Return the next `size` bytes, fewer at the end of the file; a prefetched range is not copied."""
         start = self._position
         data = self._ranges.get((start, size)) or self._read_range(start, size)
         self._position = start + len(data)
@@ -88,12 +89,12 @@ class RangeReader:
         return True
 
     def close(self) -> None:
-        """Release what was read in advance."""
+        """Release the prefetched ranges."""
         self._ranges = {}
 
 
 def _join_near(ranges: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield sorted ranges in lists: those that overlap, or have at most `_GAP_BYTES` between them, in one."""
+    """Yield lists of sorted ranges; ranges that overlap, or have at most `_GAP_BYTES` between them, share a list."""
     joined: list[tuple[int, int]] = []
     stop = 0
     for start, size in ranges:

@@ -122,7 +122,7 @@ def watch(source: WatchedInput) -> Iterator[Watch]:
 
 @contextmanager
 def require_unchanged(source: WatchedInput, verb: str, remedy: str) -> Iterator[None]:
-    """Raise an InvalidInputError at the end if an input has changed, or in place of an error, which that explains.
+    """Raise an InvalidInputError at the end if an input has changed, also in place of another error.
 
     `verb` and `remedy` are parts of the message, as for `Watch.require_same`.
     """

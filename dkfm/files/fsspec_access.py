@@ -1,8 +1,8 @@
 """Open and list file systems of fsspec, retry requests, and create files exclusively.
 
 Transient failures are retried with growing pauses for two minutes. S3 has timeouts of ten seconds for a connection and
-sixty for each part of an answer, unless fsspec's configuration says otherwise. If that configuration, the environment
-or AWS's configuration file sets the number of attempts for S3, that number holds instead.
+sixty for each part of an answer, unless fsspec's configuration sets others. If that configuration, the environment or
+AWS's configuration file sets the number of attempts for S3, that number is used instead of two minutes.
 """
 
 import os
@@ -43,10 +43,10 @@ _EXCLUSIVE_SCHEMES = (*_S3_SCHEMES, "memory")
 """Schemes of file systems that support exclusive creation of a file."""
 
 _STAMP_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
-"""Keys under which file systems give a value that changes with the file; the first one present counts."""
+"""Keys of file systems for a value that changes with the file; the first existing key is used."""
 
 _S3_OPTIONS: dict[str, Any] = {"max_concurrency": 1}
-"""Options of s3fs: an object is read with one request, because several could read two versions of it."""
+"""Options of s3fs: an object is read with one request, because several requests could read different versions."""
 
 _S3_CONFIG: dict[str, Any] = {"connect_timeout": 10, "read_timeout": 60}
 """Options of botocore: seconds to connect, and to wait for the next part of an answer."""
@@ -133,7 +133,7 @@ def retry(files: "AbstractFileSystem", request: Callable[[], T]) -> T:
         try:
             return request()
         except Exception as error:
-            # Random pauses, so that clients that failed together do not retry together.
+            # Pauses are random, so that clients that failed together do not retry together.
             pause = random.uniform(longest / 2, longest)  # noqa: S311  # not used for security
             if isinstance(error, DkfmError) or not is_transient(error) or time.monotonic() + pause > until:
                 raise
@@ -173,7 +173,7 @@ def _try_to_create(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
 
 
 def list_below(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield names and facts of the files below a prefix; S3 is listed page by page, to bound memory."""
+    """Yield the names and properties of the files below a prefix; S3 is listed page by page to bound memory."""
     if not set(_protocols(files)) & set(_S3_SCHEMES):
         listing: Mapping[str, Mapping[str, Any]] = retry(files, lambda: files.find(prefix.rstrip("/"), detail=True))
         yield from listing.items()
@@ -192,5 +192,5 @@ def list_below(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, 
 def object_stamp(status: Mapping[str, Any]) -> str:
     """Return a text that changes when an object changes."""
     stamp = next((status[key] for key in _STAMP_KEYS if status.get(key)), "")
-    # Some file systems give times in one form in a listing, and in another for a single file.
+    # Some file systems give times in different forms in a listing and for a single file.
     return str(stamp.timestamp() if isinstance(stamp, datetime) else stamp)

@@ -1,4 +1,4 @@
-"""Translate exceptions of fsspec into errors of one sentence, and tell transient ones from permanent ones.
+"""Translate exceptions of fsspec into errors of dkfm, and distinguish transient from permanent ones.
 
 Exceptions of the packages below fsspec have no common base class, and the packages may not be installed, so exceptions
 are recognised by name.

@@ -1,7 +1,7 @@
 """Open plain files of this file system, and write new ones atomically.
 
-Only plain files are opened, and opening never blocks. A new file is synced to disk before it gets its final name, so a
-kill leaves either a hidden partial file or a complete one.
+Only regular files (called plain) are opened, and opening never blocks. A new file is flushed to disk before it is
+renamed to its final name, so a kill leaves either a hidden partial file or a complete file.
 """
 
 import errno
@@ -35,7 +35,7 @@ _PARTIAL_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 
 def as_local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path of this file system; raise a StoreError for a URL or what cannot be a path."""
+    """Return a path of this file system; raise a StoreError for a URL or for an object that is not a path."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise StoreError(f"A path must be text, a Path or a URL, and is {path!r:.100}.")
@@ -52,7 +52,7 @@ def as_local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def open_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> BufferedReader:
-    """Open a plain file for reading; refuse a pipe, a socket, a device or a folder.
+    """Open a plain file for reading; raise for a pipe, a socket, a device or a folder.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def open_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> Bu
 
 
 def _open_without_blocking(path: str, flags: int) -> int:
-    """Return the descriptor of a plain file; to open a pipe would block, and to open a device may have side effects."""
+    """Return the descriptor of a plain file; opening a pipe would block, and opening a device may have side effects."""
     _require_plain(Path(path).stat().st_mode, path)
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -110,7 +110,7 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 class ReadSizeLimitedReader(BufferedReader):
-    """Binary file that reads at most `max_bytes` bytes at a time, whatever length a header in it claims."""
+    """Binary file that reads at most `max_bytes` bytes at a time, even if a header in the file claims more."""
 
     def __init__(self, raw: RawIOBase, max_bytes: int) -> None:
         super().__init__(raw, 2**18)
@@ -180,7 +180,7 @@ class NewFile:
         else:
             _rename(self._hidden, self.path)
             created = True
-        # Also for a file of another task, which may have been killed before it.
+        # Also flush an existing file, because the task that wrote it may have been killed before it did.
         sync_parent_folders(self.path, self._synced_root)
         return created
 
@@ -237,7 +237,7 @@ def new_file(path: Path, root: Path, durable: Path | None = None) -> Iterator[Ne
 
 
 def require_parent_folder(path: Path) -> None:
-    """Raise an InvalidInputError if a file cannot be written because its folder does not exist or it is a folder."""
+    """Raise an InvalidInputError if the folder of a file does not exist, or if the path itself is a folder."""
     folder = path.absolute().parent
     if not folder.is_dir() or path.is_dir():
         raise InvalidInputError(
@@ -302,7 +302,7 @@ def _require_root_exists(path: Path, root: Path) -> None:
 
 
 def require_no_links(path: Path, root: Path) -> None:
-    """Raise an UnsupportedStoreError if a folder between a root and a file is a link: it could lead anywhere."""
+    """Raise an UnsupportedStoreError if a folder between a root and a file is a link, which could point anywhere."""
     for folder in path.relative_to(root).parents[:-1]:
         if (root / folder).is_symlink():
             raise UnsupportedStoreError(f"{path} is left as it is: {root / folder} is a link.")

@@ -24,7 +24,7 @@ _OTHER_FORMATS = frozenset(
         *(".zip", ".tar", ".gz", ".bz2", ".xz", ".zst"),
     )
 )
-"""Suffixes, in lower case, that promise a format which a Zarr store is not."""
+"""Suffixes, in lower case, of formats other than Zarr."""
 
 
 def parse_remote(path: object) -> "Remote | None":
@@ -98,7 +98,7 @@ def stamp(location: Location, *, include_ctime: bool = False) -> str:
 
 
 def require_no_foreign_suffix(written: Location, what: str, *, allow_parquet: bool = False) -> None:
-    """Raise an InvalidInputError if the name of a store to write promises another format.
+    """Raise an InvalidInputError if the name of a store to write has the suffix of another format.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def require_no_foreign_suffix(written: Location, what: str, *, allow_parquet: bo
 
 
 def require_disjoint(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
-    """Raise an InvalidInputError if a location to write is the same as, contains, or lies in one that is read.
+    """Raise an InvalidInputError if a location to write equals, contains, or lies in a location that is read.
 
     Links are followed. An array of a Zarr hierarchy stands for the whole hierarchy.
 
@@ -147,7 +147,7 @@ def require_disjoint(written: Location, what: str, read_locations: Iterable[Loca
 
 
 def require_not_inside(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
-    """Raise an InvalidInputError if a location to write is the same as, or lies in, one that is read."""
+    """Raise an InvalidInputError if a location to write equals, or lies in, a location that is read."""
     for location in read_locations:
         root = None if location is None else _outermost_group(location)
         if root is not None and _is_within(written, root):

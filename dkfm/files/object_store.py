@@ -1,7 +1,7 @@
 """Read, write and list objects on any object store that fsspec supports.
 
-Listings are never stale. An exclusive creation succeeds for one writer only. A store that does not answer raises an
-error of one sentence after about two minutes, without the credentials that a URL may contain.
+Listings are never stale. An exclusive creation succeeds for one writer only. If a store does not answer, an error is
+raised after about two minutes; its message does not contain the credentials that a URL may have.
 """
 
 import io
@@ -162,7 +162,7 @@ def _read_info(files: "AbstractFileSystem", path: str) -> Mapping[str, Any] | No
     try:
         info: Mapping[str, Any] = files.info(path)
     except FileNotFoundError as error:
-        if is_transient(error):  # fsspec raises it for every failure of HTTP
+        if is_transient(error):  # fsspec raises this class for every HTTP failure
             raise
         return None
     return info

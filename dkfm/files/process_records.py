@@ -1,4 +1,4 @@
-"""Record the process that made a folder, under a lock while it lives, and find whether it has ended."""
+"""Record the process that created a folder, locked while the process lives, and find whether it has ended."""
 
 import fcntl
 import json
@@ -48,7 +48,7 @@ def has_ended(record: int) -> bool:
         return released and _have_equal_fields(owner, here, "host", "machine") and bool(here["machine"])
     if _have_equal_fields(owner, here, "pids"):
         return bool(owner["start"] != _start_time(owner["pid"]))
-    return released  # another container, whose process numbers mean nothing here
+    return released  # another container, whose process ids are not valid here
 
 
 def _have_equal_fields(owner: Mapping[str, object], here: Mapping[str, object], *names: str) -> bool:

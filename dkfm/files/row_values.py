@@ -1,7 +1,7 @@
 """Hold a number for each of many rows: in memory, or in a file if they take more than 256 MB.
 
-The file has no name, so that nothing is left of it after a kill, and all its bytes are written before it is mapped: a
-full disk is an error where the array is made, and not the end of the process where a value is set.
+The file has no name, so that nothing remains of it after a kill. All its bytes are written before it is mapped, so that
+a full disk raises an error when the array is created, instead of killing the process when a value is set.
 """
 
 import mmap
@@ -20,7 +20,7 @@ _MAX_MEMORY_BYTES = 2**28
 """Bytes that are held in memory."""
 
 BLOCK_ROWS = 2**20
-"""Numbers that are looked at together: a temporary array of them is in memory."""
+"""Number of values that are processed together, in a temporary array in memory."""
 
 
 def count_memory_and_disk_bytes(n: int) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def allocate_row_values(n: int) -> Array:
     Raises
     ------
     BudgetError
-        The disk has no room for it.
+        The disk has too little space for the array.
     StoreError
         The file system refuses to create the file.
     """

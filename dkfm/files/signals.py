@@ -1,7 +1,7 @@
-"""Postpone signals that come between the enter of a with statement and its body.
+"""Postpone signals that arrive between the ``__enter__`` of a with statement and its body.
 
-There Python 3.14 leaves the statement without its exit if a handler raises, so a lock stays locked for ever and the
-process hangs (python/cpython#148874). Other versions run no handler there.
+If a signal handler raises at this point, Python 3.14 does not call ``__exit__``, so a lock stays locked forever and the
+process hangs (python/cpython#148874). Other versions run no handler at this point.
 """
 
 import _thread
@@ -16,7 +16,7 @@ _RESEND_AFTER = 1e-3
 """Seconds after which a postponed signal is sent again."""
 
 _MAX_POSTPONEMENTS = 100
-"""Postponements in a row: a thread that waits for a lock in a with statement is interrupted after them."""
+"""Largest number of successive postponements; after them, a thread that waits for a lock is interrupted."""
 
 _postponements = 0
 
@@ -29,12 +29,12 @@ def postpone_signal(number: int, frame: FrameType | None) -> bool:
     number : int
         Number of the signal.
     frame : frame or None
-        What the handler interrupts.
+        Frame that the handler interrupts.
 
     Returns
     -------
     bool
-        Whether the signal was postponed: its handler has to return then.
+        Whether the signal was postponed; the handler must then return.
     """
     global _postponements  # noqa: PLW0603  # handlers run in the main thread only
     if frame is None or _postponements >= _MAX_POSTPONEMENTS or not _is_entering_with(frame):

@@ -2,8 +2,8 @@
 
 Each folder holds a record of the process that created it, which is locked while the process lives. `remove_abandoned`
 removes a folder of this user if its lock is free and its process has ended on this host. It never follows a link, and
-never touches a folder without a record: where others can write, a name proves nothing. A kill at the wrong moment may
-leave the folder of an unfinished store empty and without a record; such a folder is removed after an hour.
+never touches a folder without a record, because others could create a folder of this name. A kill at the wrong moment
+may leave the folder of an unfinished store empty and without a record; such a folder is removed after an hour.
 
 Signals: while a folder of `open_temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack,
 unless the program has changed their default action. The folders of this process are removed, the default action is
@@ -37,7 +37,7 @@ from dkfm.files.process_records import RECORD_NAME, create_locked_record, has_en
 from dkfm.files.signals import postpone_signal
 
 _ANNOUNCED_BYTES = 10**9
-"""Size above which a temporary store is announced."""
+"""Size, in bytes, above which a warning announces a temporary store."""
 
 _FOLDER_NAME = re.compile(r"\.?dkfm-[a-z]+-[0-9a-f]{32}")
 
@@ -48,7 +48,7 @@ _UNUSED_SECONDS = 3600.0
 """Age after which an empty folder of an unfinished store is removed."""
 
 _REPEAT_AFTER = 1.0
-"""Seconds after which another signal raises again: the first exception was dropped, or cleaning up takes too long."""
+"""Seconds after which another signal raises again, because the first exception was dropped or the clean-up is slow."""
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that unwind the stack."""
@@ -127,9 +127,9 @@ class TemporaryFolder:
 
 
 class TemporarySubfolder:
-    """A subfolder in one `TemporaryFolder`, which all of the same kind and parent share.
+    """A subfolder of a `TemporaryFolder` that all subfolders of the same kind and parent share.
 
-    The parameters are those of `TemporaryFolder`, thousands of which would keep too many files open.
+    Thousands of objects of `TemporaryFolder` would keep too many files open. The parameters are the same.
     """
 
     def __init__(self, kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "") -> None:
@@ -187,7 +187,7 @@ def has_temporary_name(path: Path) -> bool:
 
 
 def remove_owner_record(path: Path) -> None:
-    """Remove the owner of a temporary folder, so that none is swept that may hold the only copy of a user's data."""
+    """Remove the owner record of a temporary folder that may hold the only copy of user data, so it is never swept."""
     (path / RECORD_NAME).unlink(missing_ok=True)
 
 
@@ -201,7 +201,7 @@ atexit.register(remove_all_folders)
 
 
 def require_room(parent: Path, need: int, what: str, remedy: str = _REMEDY) -> None:
-    """Raise a BudgetError unless a disk has room for a temporary store; warn if the store is large.
+    """Raise a BudgetError unless a disk has space for a temporary store; warn if the store is large.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class Source(Protocol):
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that are always read together, however few are requested; 1 if any rows can be read alone."""
+        """Number of rows that are always read together, even if fewer are requested; 1 if rows can be read singly."""
 
     @property
     def float64s_per_row(self) -> int:

@@ -34,7 +34,7 @@ class WrittenBlock:
     digest : str
         SHA-256 digest of values and ids.
     id_type : str
-        Type of the ids, in words of Arrow; empty if there are none.
+        Arrow type of the ids, as text; empty if there are none.
     """
 
     rows: int = 0
@@ -60,7 +60,7 @@ class BlockRows(DenseRows):
         return self.given_name
 
     def stamp(self) -> str:
-        """Return the digest of all values; raise an InvalidInputError where the folder is not seen."""
+        """Return the digest of all values; raise an InvalidInputError if this process does not see the folder."""
         if not (cast("Path", self.location) / block_name(self._first_nonempty_block)).is_file():
             raise InvalidInputError(f"There is no {self.location}, where the rows of {self.name} are.")
         return self.content_digest
@@ -114,7 +114,7 @@ class FrameBlockRows(BlockRows):
         return pa.concat_arrays(parts)
 
     def find_file_with_missing_ids(self) -> None:
-        """Return None: tasks find them."""
+        """Return None, because the tasks that read the rows check this."""
 
 
 def write_block(
@@ -122,7 +122,7 @@ def write_block(
 ) -> WrittenBlock:
     """Write a block of rows, an array or a data frame, to a folder that every task and the driver see.
 
-    Of a block without rows nothing is written.
+    Nothing is written for a block without rows.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def _encode_ids(ids: "pa.Array") -> memoryview:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Yield another name, and rename the file that has it to `path` at the end: a task may be run twice."""
+    """Yield a temporary path, and rename its file to `path` at the end, because a task may run twice."""
     with translate_write_errors(path):
         partial = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         yield partial

@@ -1,9 +1,9 @@
 """Read CSR rows of untrusted .npz files of scipy.sparse.save_npz: each process unpacks the arrays once and maps them.
 
-On an object store the file is read while it is unpacked, and refused if it changed before or meanwhile.
+On an object store, the file is read while it is unpacked. An error is raised if it changed before or during this.
 
-Nothing is unpickled, no member's name is used as a path, and no more is unpacked than headers declare. Unpacked arrays
-are stored in unnamed files in the temporary folder (TMPDIR), which vanish with the process, however it ends.
+Nothing is unpickled, no name of a member is used as a path, and no more is unpacked than headers declare. Unpacked
+arrays are stored in unnamed files in the temporary folder (TMPDIR), which disappear with the process, however it ends.
 """
 
 import math
@@ -38,7 +38,7 @@ _MAX_SMALL_BYTES = 2**10
 """Largest size of the members `format` and `shape`."""
 
 _MAX_READ_BYTES = 2**21
-"""Largest read: it limits the directory of the archive, every entry of which becomes an object."""
+"""Largest read, in bytes. It limits the directory of the archive, each entry of which becomes a Python object."""
 
 _MAX_LENGTH = 2**48
 """Limit of the numbers of rows and columns."""

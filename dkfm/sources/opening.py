@@ -37,10 +37,10 @@ def open_source(
     Parameters
     ----------
     data : array-like, data frame, zarr.Array or path
-        A path or a URL ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is
-        a folder with ``.parquet`` files, a pattern of such files as ``tables/2024-*.parquet``, a Zarr store, or
-        ``store.zarr/array``. A data frame is one of pandas or polars
-        in memory, or an Arrow table or record batch. Its columns, and those of Parquet files, have names.
+        A path or a URL of a ``.npy`` file, of a ``.npz`` file (CSR rows of ``scipy.sparse.save_npz``), of a
+        ``.parquet`` file, of a folder of ``.parquet`` files, of a Zarr store or of an array ``store.zarr/array``; or a
+        pattern of Parquet files such as ``tables/2024-*.parquet``. A data frame is one of pandas or polars in memory,
+        or an Arrow table or record batch. The columns of data frames and Parquet files have names.
     name : str
         Name of an array or a data frame in messages.
     columns : sequence of str, optional
@@ -150,7 +150,7 @@ def _detect_remote_format(remote: Remote) -> str:
     if suffix == _PARQUET and remote.size() is not None:
         return _PARQUET
     if remote.size("zarr.json") is not None:
-        return ".zarr"  # even beside an object of the URL itself, as which some tools mark a folder
+        return ".zarr"  # even if the URL itself is an object, because some tools mark a folder by such an object
     if remote.size() is not None:
         return ""
     if suffix == _PARQUET or any(name.endswith(_PARQUET) for name, _, _ in remote.list_objects()):
@@ -168,7 +168,7 @@ def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: 
 
 
 def _warn_of_nonstring_columns(frame: object, name: str, fitted: Sequence[str] | None) -> None:
-    """Warn if columns of a data frame are not named by text: they are not matched, so their order may be wrong."""
+    """Warn if column names of a data frame are not text; they are not matched, so the order may be wrong."""
     if not has_range_columns(frame) or (fitted is not None and hasattr(frame, "columns")):
         message = (
             f"The columns of {name} are called by numbers or tuples, which are not matched: they are taken in "

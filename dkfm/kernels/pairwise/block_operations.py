@@ -1,4 +1,4 @@
-"""Types of functions that return blocks of kernel values, and functions that change a block in place."""
+"""Define the types of functions that return blocks of kernel values, and functions that change a block in place."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import MissingExtraError, extract_reason
 
 _VALUES_AT_ONCE = 2**16
-"""Values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
+"""Number of values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
 
 _LARGEST_ZERO_EXPONENT = -745.14
-"""A number whose exponential, and that of all smaller ones, is 0 in float64."""
+"""Exponents up to this number have an exponential of 0 in float64."""
 
 _VANISHING_EXPONENT = -1e30
-"""An exponent whose exponential is 0, also after a square root, and which float32 holds."""
+"""Exponent whose exponential is 0, even after a square root; it does not overflow float32."""
 
 _SAMPLE_STEP = 61
-"""Distance in columns of the values of which the smallest decides how exponentials are computed."""
+"""Step in columns of the sample of values whose minimum determines how exponentials are computed."""
 
 _SAMPLE_ROW_STEP = 4
-"""Distance in rows of these values."""
+"""Step in rows of this sample."""
 
 _FLOAT64_VALUES_AT_ONCE = 2**18
 """Values of a float32 block that are computed in float64 at a time."""
@@ -41,16 +41,16 @@ FLOAT32_RANGE = 1e-30, 1e30
 """Range of the absolute values of parameters, and of k(x, x), beyond which kernels compute in float64."""
 
 _SMALLEST_SHARE_OF_ZEROS = 1 / 8
-"""Share of exponentials that are 0 above which it takes less time to leave them out."""
+"""Share of zeros among exponentials above which skipping them saves time."""
 
 _LARGEST_SHARE_OF_ASSIGNED = 1 / 64
-"""Share of a block up to which it takes less time to assign values one by one than to add to all."""
+"""Share of a block up to which assigning values one by one is faster than adding to all values."""
 
 _ONLY_FLOAT32_IS_VECTORIZED = {"FMA3__AVX2", "AVX2", "X86_V3"}
-"""What NumPy, by its version, calls the code of `numpy.exp` for processors with AVX2 and FMA but without AVX-512."""
+"""Names, by version of NumPy, of its code of `numpy.exp` for processors with AVX2 and FMA but without AVX-512."""
 
 float64_blocks = ThreadBuffer()
-"""Memory of values in float64 that are rounded to float32."""
+"""Buffer for float64 values that are rounded to float32."""
 
 PreparedBlock = Callable[..., Array]
 """A function from rows Z (n, d), in the form that the kernel's hooks take, to the block k(Z, landmarks) (n, m)."""
@@ -114,9 +114,9 @@ def make_float64_evaluator(evaluate: PreparedBlock, m: int, *, in_parts: bool = 
 
 
 def are_products_in_float32_range(*diagonals: Array) -> npt.NDArray[np.bool_]:
-    """Return for each row (n,) whether no product of some of its numbers k(x, x) leaves the range; 0 does not."""
+    """Return for each row (n,) whether all products of its numbers k(x, x) are in the range or 0."""
     smallest, largest = FLOAT32_RANGE
-    with np.errstate(over="ignore"):  # infinity leaves it
+    with np.errstate(over="ignore"):  # infinity is outside the range
         above = np.prod([np.maximum(numbers, 1) for numbers in diagonals], axis=0)
     below = np.prod([np.where(numbers > 0, np.minimum(numbers, 1), 1) for numbers in diagonals], axis=0)
     is_in_range: npt.NDArray[np.bool_] = (above <= largest) & (below >= smallest)
@@ -151,7 +151,7 @@ def make_mixed_precision_evaluator(
             return in_float32(Z, out)
         if len(inexact) == Z.shape[0]:
             return make_float64_evaluator(in_float64(), m)(Z, out)
-        # The place of a row that does not fit is taken by one that does, so that nothing overflows.
+        # A row that does not fit float32 is replaced by one that does, so that nothing overflows.
         rows = np.where(fits, np.arange(len(fits)), fits.argmax())
         values = in_float32(Z[rows], out)
         recompute_rows_in_float64(values, Z, inexact, in_float64())
@@ -170,8 +170,9 @@ def map_rows(values: Array, function: Callable[[Array], Array]) -> Array:
 def exp_in_place(values: Array) -> Array:
     """Overwrite a block, or a vector, with its exponentials and return it.
 
-    They are those of `numpy.exp`, bit for bit. With the extra "fast", and on a processor on which NumPy computes those
-    of float64 one by one, they are compiled instead, within one unit in the last place and without NumPy's warnings.
+    They are bitwise equal to those of `numpy.exp`, with one exception: if the extra "fast" is installed and NumPy's
+    float64 code is not vectorized for this processor, a compiled exponential is used. It is accurate within one unit in
+    the last place, and issues no warnings.
     """
     if values.dtype == np.float64:
         find_exponential()(values)
@@ -216,9 +217,9 @@ def has_llvm() -> bool:
 
 @cache
 def find_exponential() -> Callable[[Array], None]:
-    """Return a function that overwrites float64 values with their exponentials: the same in the whole process.
+    """Return the function of this process that overwrites float64 values with their exponentials.
 
-    The processor and what is installed decide, so that workers on equal machines choose alike.
+    It depends only on the processor and on the installed packages, so workers on equal machines use the same function.
     """
     from numpy.lib.introspect import opt_func_info
 
@@ -239,7 +240,7 @@ def find_exponential() -> Callable[[Array], None]:
 def _exponentiate_with_numpy(values: Array) -> None:
     """Overwrite float64 values with those of `numpy.exp`, which takes up to ten times as long where the result is 0.
 
-    If a sample shows such values, and enough of them pay for it, the others alone are computed.
+    If a sample has enough such values, only the others are computed.
     """
     if not _has_underflow_in_sample(values):
         np.exp(values, out=values)
@@ -273,7 +274,7 @@ def _exponentiate_nonzero(part: Array) -> None:
     elif zeros < part.size * _SMALLEST_SHARE_OF_ZEROS:
         np.exp(part, out=part)
     else:
-        # Bits that are kept: all, or none where the result is 0.
+        # Bit mask: all bits are kept, or none where the result is 0.
         kept = vanishes.astype(np.int64)
         kept -= 1
         bits = part.view(np.int64)

@@ -1,6 +1,6 @@
-"""Compile sums over columns with numba, the extra "fast".
+"""Compile sums over columns with Numba, which the extra "fast" installs.
 
-The cache of numba contains code, so it must be in a folder that only this user can write. Without such a folder every
+Numba's cache contains code, so it must be in a folder that only this user can write. Without such a folder, each
 process compiles again, which takes about a second for each sum.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined"
@@ -33,7 +33,7 @@ _FLAGS = {"reassoc", "nsz", "contract"}
 """Flags of LLVM that allow a sum to be vectorized; NaN and infinity keep their meaning."""
 
 _config_lock = threading.Lock()
-"""Guards the setting of the process from which numba reads its cache folder."""
+"""Lock of the process-wide setting from which Numba reads its cache folder."""
 
 
 @cache
@@ -69,7 +69,7 @@ def _sum_absolute_four_landmarks(x, y0, y1, y2, y3, zero):
 
 @numba.njit(fastmath=_FLAGS - {"reassoc"})
 def _sum_absolute_of_few_columns(X, Y, block):
-    """Add up column by column over many landmarks at once, because a sum of so few terms does not fill a vector.
+    """Add up column by column over many landmarks at once, because a sum of few terms does not fill a vector register.
 
     Vectors hold sums, not terms, so the terms are added in the same order for every row.
     """
@@ -134,7 +134,7 @@ def _sum_minima(X, Y, block):
 
 @numba.njit(fastmath=False, error_model="numpy")  # by default the flags would be those of the caller
 def _chi_squared_term(x, y):
-    """Return one term, without fast arithmetic: with it the square comes before the quotient, and may vanish."""
+    """Return one term, without fast-math, which would compute the square before the quotient; it may underflow."""
     difference, total = x - y, x + y
     return difference * (difference / total) if total > 0 else total
 

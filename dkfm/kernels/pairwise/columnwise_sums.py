@@ -1,6 +1,7 @@
-"""Sum absolute differences, minima, chi-squared terms and entropies over columns, which no matrix product can do.
+"""Sum absolute differences, minima, chi-squared terms and entropies over columns, which no matrix product can compute.
 
-With the extra "fast" the sums are compiled. Without it SciPy or NumPy compute them: slower, and equal up to rounding.
+With the extra "fast" the sums are compiled. Without it, SciPy or NumPy compute them more slowly, with the same results
+up to rounding.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ _COLUMN_SECONDS = {
     "chi_squared": (0.8e-9, 1.6e-9),
     "mixture": (3e-9, 12e-9),
 }
-"""Rough seconds of a term of each sum: compiled, and without the extra "fast"."""
+"""Approximate seconds of a term of each sum: compiled, and without the extra "fast"."""
 
 
 def estimate_column_seconds(name: str) -> float:

@@ -10,24 +10,24 @@ from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.block_operations import is_far_above_subnormals, lower_exponents_below
 
 FLOAT32_LIMIT = 1e-5
-"""Largest error of a kernel value in float32, as a share of that at distance 0; beyond it, float64 is used."""
+"""Largest error of a kernel value in float32, relative to the value at distance 0; beyond it, float64 is used."""
 
 VALUE_ERRORS = {np.dtype(np.float64): 5e-16, np.dtype(np.float32): FLOAT32_LIMIT}
-"""Largest error of a kernel value, as a share of that at distance 0, that a product may cause: in float64 that of rows
-of large norms."""
+"""Largest error of a kernel value, relative to the value at distance 0, that a matrix product may cause. In float64, it
+matters for rows of large norms."""
 
 _SQUARES: Array = np.geomspace(1e-6, 1e12, 1200)
 """Squared distances at which kernel values are examined."""
 
 _NEAREST_VANISHING_SQUARE = 16.0
-"""Squared distance up to which pairs are not searched: hardly any kernel vanishes so near."""
+"""Squared distance up to which pairs are not searched, because hardly any kernel vanishes at such short distances."""
 
 _REFINED_STEPS = 1000
 """Parts into which a step between two of these distances is divided, twice."""
 
 _ROUNDING = 1e-3
-"""Share by which the bounds of distances are widened. Rounding does not exceed them then: a row whose bound is below
-the limit has no pair above it, so its values do not depend on the rows beside it."""
+"""Share by which the bounds of distances are widened, so that rounding does not exceed them. A row whose bound is below
+the limit then has no pair above it, so its values do not depend on other rows of the block."""
 
 _SMALLEST_SUBNORMAL = float(np.finfo(np.float64).smallest_subnormal)
 
@@ -37,7 +37,7 @@ MapValues = Callable[[Array], Array]
 """Function from minus squared distances, which it may overwrite, to kernel values."""
 
 Effects = tuple[tuple[MapValues, float], ...]
-"""Kernels that decide up to which distance errors matter, and the factors of their minus squared distances."""
+"""Kernels that determine up to which distance errors matter, and factors of the minus squared distances they take."""
 
 
 def scale_effect(effect: MapValues, share: float) -> MapValues:
@@ -74,9 +74,9 @@ def find_vanishing_square(map_values: MapValues, dtype: np.dtype[np.floating], l
 
 
 class VanishingPairs:
-    """Give pairs at which a kernel is less than the normal numbers of its dtype a distance at which it is 0.
+    """Replace distances at which a kernel is subnormal in its dtype by a distance at which it is 0.
 
-    Arithmetic on such numbers takes up to a hundred times as long.
+    Arithmetic on subnormal numbers takes up to a hundred times as long.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class VanishingPairs:
                 find_vanishing_square(self._map_values, dtype, rounded_to_0),
             )
         limit, zero = self._limits[dtype]
-        # Rows all of whose values are 0 anyway need nothing.
+        # Rows whose values are all 0 need no change.
         may_vanish = (largest_squares * (1 + _ROUNDING) > limit) & (smallest_squares <= zero)
         if may_vanish.all():
             lower_exponents_below(-limit, negative_squares)

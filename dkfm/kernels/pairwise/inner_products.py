@@ -10,14 +10,14 @@ from dkfm.core.rows import Array, Rows, Sparse, build_csr_rows
 from dkfm.kernels.pairwise.block_operations import Evaluator
 
 _ROWS_BY_SPARSE = 64
-"""Sparse rows multiplied by sparse ones at a time: their sparse product may store an index with every value."""
+"""Number of sparse rows that are multiplied by sparse rows at a time; the sparse product may store all indices."""
 
 _ROWS_BY_DENSE = 1024
 """Sparse rows multiplied by dense ones at a time."""
 
 _MAX_FLOAT32_TERMS = 512
-"""Stored values of a row above which products of sparse float32 rows are added up in float64: SciPy adds one term after
-the other, whose errors grow with their number."""
+"""Stored values of a row above which products of sparse float32 rows are accumulated in float64, because SciPy adds the
+terms one after another, so that the error grows with their number."""
 
 _DENSE_ROWS = 64
 """Dense rows transposed and multiplied by sparse ones at a time."""

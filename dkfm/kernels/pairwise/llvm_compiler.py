@@ -1,7 +1,7 @@
-"""Compile functions that are written as instructions of LLVM, which the extra "fast" brings.
+"""Compile functions written in LLVM's intermediate representation with llvmlite, which the extra "fast" installs.
 
-llvmlite is imported and compiles one within a tenth of a second. numba, which llvmlite belongs to, would take two
-seconds, most of them even if it finds the code in its cache.
+Importing llvmlite and compiling a function takes a tenth of a second. Numba, which is built on llvmlite, would take two
+seconds, and most of that even if the code is in its cache.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def compile_function(module: ir.Module, name: str, types: tuple[type, ...], proc
 
 
 def _list_features() -> str:
-    """Return what the processor of this machine can do; nothing on one that LLVM does not know."""
+    """Return the features of the processor of this machine; empty if LLVM does not know the processor."""
     try:
         features: str = llvm.get_host_cpu_features().flatten()
     except RuntimeError:

@@ -53,7 +53,7 @@ def _evaluate_by_recurrence(a: Array, nu: float) -> Array:
         before, values, order = values, before, order + 1
     a *= -0.5
     exp_in_place(a)
-    values *= a  # twice, because exp(-a) is 0 where the kernel is not: values grow to 1e130
+    values *= a  # twice, because exp(-a) may underflow where the kernel does not: values grow to 1e130
     values *= a
     return values
 

@@ -1,4 +1,4 @@
-"""Kernels as functions of one squared distance, so that the terms of a sum or product share its computation."""
+"""Represent kernels as functions of one squared distance, so that terms of a sum or product share its computation."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RadialForm:
     scale : float
         Divisor of the columns.
     relative_near_threshold : float
-        Least share of the squared norms below which squared distances are recomputed from differences.
+        Smallest share of the squared norms below which squared distances are recomputed from differences.
     map_values : callable
         Function from minus squared distances, which it may overwrite, to kernel values.
     supports_float32 : bool
-        Whether it may be computed from float32 distances.
+        Whether the kernel may be computed from float32 distances.
     sensitivity_maps : tuple of (callable, float)
-        Kernels that decide which errors of distances matter, and the factor of their minus squared distances.
+        Kernels that determine which errors of distances matter, and factors of the minus squared distances they take.
     """
 
     scale: float
@@ -40,7 +40,7 @@ class RadialForm:
     def prepare(self, landmarks: Rows, dtype: np.dtype[np.floating] | None = None) -> Evaluator:
         """Return a function from rows Z (n, d) to the kernel values of all pairs with the landmarks (m, d).
 
-        `dtype` is the precision of the values, by default that of the rows.
+        `dtype` is the precision of the values, by default that of the landmarks.
         """
         distances = prepare_negative_squared_distances(
             landmarks, self.scale, self.relative_near_threshold, self.sensitivity_maps, dtype, self.map_values

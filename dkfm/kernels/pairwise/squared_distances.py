@@ -1,11 +1,11 @@
-"""Compute squared Euclidean distances of all pairs with one GEMM, and those of near pairs from differences.
+"""Compute squared Euclidean distances of all pairs by one GEMM (matrix product), and of near pairs from differences.
 
 One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)``. Here ``c``
 is the mean of the landmarks, or 0 if the mean is close to 0 or rows are sparse. If this error would cost digits of a
 small distance, the distance is computed again from differences, so equal rows give exactly 0 in any tile. Distances at
-which the error would change the kernel value are computed again, too: in float64 for rows of large norms. Rows with
-many such distances in float32 are computed in float64. Of rows with a few columns all distances are computed from
-differences.
+which the error would change the kernel value are computed again too: in float64 for rows of large norms. If a float32
+row has many such distances, the whole row is computed in float64. For rows with few columns, all distances are computed
+from differences.
 """
 
 from collections.abc import Callable
@@ -36,15 +36,15 @@ from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
 """Error of a product in float32, relative to the sum of the squared norms of its two rows.
 
-It is found for rows of unlike numbers. Where all numbers of a row are equal, sums round in one direction, and the error
-of 784 columns is up to four times as large.
+It holds for rows of different numbers. If all numbers of a row are equal, sums round in one direction, and the error
+for 784 columns is up to four times as large.
 """
 
 _FEW_COLUMNS = 4
 """Largest number of columns for which differences cost no more than a GEMM."""
 
 _FEW_COMPILED_COLUMNS = 8
-"""The same if differences are compiled, with the extra "fast"."""
+"""The same limit if differences are compiled, with the extra "fast"."""
 
 _NEAR_SHARES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 """Share of |x-c|^2 + |y-c|^2 below which a squared distance is computed again from differences."""
@@ -53,7 +53,7 @@ _LARGE_NORMS = 64.0
 """Sum of the squared norms of two rows above which the error of a product is too large for an exponent."""
 
 _LARGEST_FLOAT32_ERROR = 1.0
-"""Error of a squared distance in float32 from which on its whole row is computed in float64."""
+"""Error of a squared distance in float32 above which the whole row is computed in float64."""
 
 _MANY = 1 / 48
 """Share of the landmarks above which a row is computed in float64 rather than pair by pair."""
@@ -62,7 +62,7 @@ _FEW_FLOAT64_COLUMNS = 10
 """Largest number of columns for which the product in float64 costs less than the search for pairs to compute again."""
 
 _MANY_WITHIN_REACH = 1 / 24
-"""Share of the mean squared distance from which on, with so few columns, the pairs within it are too many to search."""
+"""Share of the mean squared distance above which, with few columns, too many pairs are within reach to search them."""
 
 _ROWS_AT_ONCE = 64
 """Rows that are computed from differences, or whose near landmarks are searched, at a time."""
@@ -98,16 +98,16 @@ def prepare_negative_squared_distances(
     scale : float or ndarray of shape (d,)
         Divisor of all columns, or of each column.
     near : float
-        Least share of the squared norms below which differences are used; kernels that take roots need a larger one.
+        Smallest share of the squared norms below which differences are used; kernels that take roots need a larger one.
     effects : tuple of (callable, float)
-        The kernels that decide up to which distance errors matter, and the factors of their minus squared distances;
-        by default the exponential. Without any, only short distances are computed again.
+        Kernels that determine up to which distance errors matter, and factors of the minus squared distances they take;
+        by default the exponential. If empty, only short distances are computed again.
     dtype : dtype, optional
-        Precision of the products, by default that of the rows. float64 rows are centred before they are rounded to
+        Precision of the products, by default that of the landmarks. float64 rows are centred before they are rounded to
         float32.
     map_values : callable, optional
-        The kernel of which the distances are the argument. Pairs at which it is less than the normal numbers of their
-        dtype get a larger distance, at which it is 0.
+        Kernel that is applied to the distances. Distances at which it is subnormal are replaced by a larger distance,
+        at which it is 0.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def prepare_negative_squared_distances(
 
 
 class _Precision(NamedTuple):
-    """The dtype of distances, and which of them are computed again or overwritten."""
+    """Dtype of distances, and rules for which of them are computed again or overwritten."""
 
     dtype: np.dtype[np.floating]
     near: float

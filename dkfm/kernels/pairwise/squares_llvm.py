@@ -1,6 +1,6 @@
-"""Compile sums of squared differences of rows with a few columns, for which the extra "fast" is needed.
+"""Compile sums of squared differences of rows with few columns; this needs the extra "fast".
 
-They are those of SciPy, bit for bit where its compiler rounds each operation, in a third of the time.
+The sums are bitwise equal to SciPy's if SciPy's compiler rounds each operation, and take a third of the time.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ class CompiledSquares:
         self._addresses = self._columns.ctypes.data, self._weights.ctypes.data
 
     def __reduce__(self) -> tuple[type, tuple[Array, Array]]:
-        """Return what a copy is made from: addresses belong to one process and to these arrays."""
+        """Return the arguments of a copy, because addresses are valid only in this process and for these arrays."""
         return type(self), (self._columns.T, self._weights)
 
     def __call__(self, Z: Array, out: Array) -> None:
