@@ -8,7 +8,7 @@ from dkfm.sources.parquet import ParquetSource
 from dkfm.sources.parquet_files.schemas import pa
 
 _LABEL_CHARACTERS = 1000
-"""Largest length of a label that is text: NumPy takes as much memory for each row."""
+"""Largest length of a text label; NumPy takes the memory of the longest label for each row."""
 
 
 def read_label_column(source: ParquetSource, name: str) -> npt.NDArray[np.generic]:

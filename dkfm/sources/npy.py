@@ -180,7 +180,7 @@ def load_npy(path: str | Path, rows: int | None = None) -> npt.NDArray[np.generi
     Raises
     ------
     InvalidInputError
-        The file cannot be read as a .npy file, or has another number of rows, of which then none is read.
+        The file cannot be read as a .npy file, or has another number of rows; in this case, no row is read.
     """
     with _open(path) as file:
         header = _read_header(file, path)
@@ -201,7 +201,7 @@ def load_npy(path: str | Path, rows: int | None = None) -> npt.NDArray[np.generi
 
 
 def save_npy(path: Path, array: Array) -> None:
-    """Write an array in row order, whatever its order in memory: a task reads a range of rows."""
+    """Write an array in row order, independently of its memory order, because a task reads a range of rows."""
     with path.open("xb") as file:
         write_npy(file, array)
 

@@ -2,8 +2,8 @@
 
 A folder is one on disk, or a prefix on an object store, from which only the bytes of those columns are requested.
 
-A source is a small value however many files there are: each process lists them and reads their footers itself, once,
-and refuses files that have changed. Memory is that of the requested rows, and of the row groups at both ends of them.
+A source is a small value for any number of files, because each process lists them and reads their footers once. It
+raises an error if files have changed. A read needs memory for the requested rows, and for the row groups at both ends.
 """
 
 import uuid
@@ -31,16 +31,17 @@ from dkfm.sources.parquet_files.schemas import pa
 _cached_layouts: LruCache[TableLayout] = LruCache(
     KEPT_FOOTER_BYTES, lambda layout: max(layout.footer_cache_bytes, KEPT_FOOTER_BYTES // 3)
 )
-"""Layouts of at most four tables, three of which keep as many footers as one may."""
+"""Layouts of at most four tables: the latest, and up to three others, whose footers together take no more memory than
+those of a single table may."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetSource(DenseRows):
     """Rows of columns of a Parquet file, or of all `*.parquet` files below a folder in the order of their names.
 
-    Files and folders whose names begin with "_" or "." are ignored. The keys of partition folders, as ``country=de``,
-    are no columns; one of them may be the ids. Nulls are NaN. A chunk has the size of the largest row group, because
-    the rows of a group are decoded together.
+    Files and folders whose names begin with "_" or "." are ignored. The keys of partition folders, such as
+    ``country=de``, are not columns, but one of them may hold the ids. Nulls are NaN. A chunk has the size of the
+    largest row group, because the rows of a group are decoded together.
     """
 
     table_files: TableFiles
@@ -173,7 +174,7 @@ class ParquetSource(DenseRows):
         return row_groups.read_ids(self._layout, start, stop, self.id_column)
 
     def find_file_with_missing_ids(self) -> str | None:
-        """Return the name of the first file whose footer, or name of a partition, says that rows have no ids."""
+        """Return the name of the first file whose footer or partition folder shows that rows have no ids."""
         return self._layout.file_with_missing_ids
 
     @property

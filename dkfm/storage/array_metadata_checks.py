@@ -31,7 +31,7 @@ CRC_BYTES = 4
 
 
 def parse_axis_lengths(value: object) -> tuple[int, ...] | None:
-    """Return the lengths of axes; None unless they are 1 to 4 nonnegative integers that an array can have."""
+    """Return the lengths of 1 to 4 axes; None unless they are nonnegative integers that an array can have."""
     if not isinstance(value, list) or not 0 < len(value) <= 4:
         return None
     return tuple(value) if all(type(v) is int and 0 <= v < 2**48 for v in value) else None
@@ -53,7 +53,7 @@ def find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: i
 
 
 def is_supported_codec_pipeline(codecs: object, chunks: tuple[int, ...]) -> bool:
-    """Return whether a source may have these codecs: known, in order, one compressor at most, shards not nested."""
+    """Return whether codecs are supported in a source: known, in order, at most one compressor, no nested shards."""
     names = codec_names(codecs)
     if names == ["sharding_indexed"]:
         return _is_supported_shard(codec_configuration(codecs, 0), chunks)
@@ -112,7 +112,7 @@ def parse_codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str,
 
 
 def find_chunk_key_fault(metadata: Mapping[str, object]) -> str | None:
-    """Return, in words, that the chunk keys in metadata are not those of Zarr; None if they are."""
+    """Return a clause about chunk keys that are not the default of Zarr; None if they are the default."""
     encoding = metadata.get("chunk_key_encoding")
     known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
     separator = codec_configuration([encoding], 0).get("separator", "/")

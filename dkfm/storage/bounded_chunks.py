@@ -31,7 +31,7 @@ from dkfm.storage.array_metadata_checks import CRC_BYTES
 
 _COMPRESSORS = ("zstd", "blosc", "gzip")
 _OVERHEAD_BYTES = 2**8
-"""Bytes that a compressor may add to values that it cannot compress, beyond twice their size."""
+"""Largest number of bytes, beyond twice the size of the values, that a compressor may produce."""
 
 _ENTRY_BYTES = 16
 """Bytes of a shard's index for each inner chunk."""
@@ -46,9 +46,9 @@ def read_bounded(path: Path, rows: slice) -> npt.NDArray[np.generic]:
     Raises
     ------
     StoreError
-        The metadata are refused, or a chunk file is not plain, outside the array, or too large.
+        The metadata are invalid, or a chunk file is not plain, outside the array, or too large.
     Exception
-        A decoder refuses the content of a chunk.
+        A decoder rejects the content of a chunk.
     """
     document, info = store_metadata.read_source_metadata_and_info(path)
     codecs, metadata = document["codecs"], metadata_with_bounded_codecs(document)

@@ -139,7 +139,7 @@ class PointerCheck:
         """
         if self._last[-1] != self._stored:
             raise ValueError(f"the pointers must end with the {self._stored} values, and end with {self._last[-1]}")
-        # A run that is longer than the array contains all values.
+        # A window that is longer than the array contains all values.
         return tuple(self._stored if 2**power >= self._rows else largest for power, largest in enumerate(self._runs))
 
 

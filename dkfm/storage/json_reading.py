@@ -1,4 +1,4 @@
-"""Read JSON objects of stores: only plain, small files without duplicate names, which parsers read differently."""
+"""Read JSON objects of stores from small plain files; duplicate names, which parsers read differently, are an error."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ _MAX_DEPTH = 64
 """Largest depth of nested lists and objects."""
 
 _MAX_CONTAINERS = 2**21
-"""Largest number of lists and objects: in memory, each takes 30 times the bytes of its text."""
+"""Largest number of lists and objects; in memory, each takes 30 times the bytes of its text."""
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON) -> dict[str, object]:
@@ -34,7 +34,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON) -> dict[str, object]:
 
 
 def parse_json(data: bytes, name: object) -> dict[str, object]:
-    """Parse a JSON object; `name` stands for it in messages."""
+    """Parse a JSON object; `name` is its name in messages."""
     if data.count(b"[") + data.count(b"{") > _MAX_CONTAINERS:
         raise DamagedStoreError(f"{name} is not valid JSON (it has more than {_MAX_CONTAINERS} lists and objects).")
     try:
@@ -66,5 +66,5 @@ def _is_shallow(value: object) -> bool:
 
 
 def compute_text_crc32c(*texts: str) -> int:
-    """Return the CRC-32C of texts that NUL bytes join, by which an object is known to be whole."""
+    """Return the CRC-32C of texts joined by NUL bytes, which shows whether an object is complete."""
     return int(google_crc32c.value("\0".join(texts).encode("utf-8", "surrogatepass")))

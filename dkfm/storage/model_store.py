@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     import zarr
 
 _PARALLEL_FILES = 4
-"""Files whose checksums are computed at a time."""
+"""Number of files whose checksums are computed at a time."""
 
 _MAX_SERIAL_BYTES = 2**24
-"""Largest size of all files for which one thread is done before several have started."""
+"""Largest size of all files, in bytes, for which one thread is faster than several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,8 +214,8 @@ def load_record(
     Raises
     ------
     StoreError
-        There is no store, or it is incomplete, damaged, of another format, or has a function that is not trusted; the
-        subclass tells which.
+        There is no store, or it is incomplete, damaged, of another format, or has an untrusted function. The subclass
+        of the error shows which.
     """
     attributes = store_metadata.read_own_attributes(path, "model")
     stored_digest = _read_verified_digest(path)
@@ -247,7 +247,7 @@ def _read_verified_digest(path: Path) -> str:
         raise DamagedStoreError(f"{path} has {what}.")
     metadata = {name for name in present if name.rpartition("/")[2] == "zarr.json"}
     _require_checksums(path, metadata, checksums)
-    for name in metadata - {"zarr.json"}:  # before hashing, which could take days for a file that somebody extended
+    for name in metadata - {"zarr.json"}:  # before hashing, which could take days for a file that was extended
         array = (path / name).parent
         if (array / "c").exists():
             store_metadata.require_chunks(array, store_metadata.read_array_info(array))

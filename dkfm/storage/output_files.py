@@ -19,7 +19,7 @@ from dkfm.files.object_store import Remote
 from dkfm.storage import json_reading, own_files, remote_stores, store_metadata, zarr_store
 
 _MAX_ATTEMPTS = 8
-"""Attempts to write a file: another run of the job that completes the output removes files that are half written."""
+"""Attempts to write a file; another run of the job that completes the output removes partial files."""
 
 _MAX_SINGLE_REQUESTS = 4
 """Below this many names, sizes are requested one by one; for more, the whole prefix is listed."""
@@ -91,12 +91,12 @@ class OutputLocation(Protocol):
         """Create a folder durably unless it exists; do nothing where there are no folders."""
 
     def sync_names(self, names: Iterable[str]) -> None:
-        """Make the names of files durable that any process has created; do nothing where they are."""
+        """Make the names of existing files durable, whichever process created them; do nothing if they always are."""
 
     def create_file(self, name: str, folder: str = "") -> AbstractContextManager[PendingFile]:
         """Begin a file, which is removed at the end of the context unless it was committed.
 
-        `folder` is one above the file that `make_folder` has made.
+        `folder` is a folder above the file that `make_folder` has created.
         """
 
     def write_file(self, name: str, data: bytes) -> None:
@@ -185,7 +185,7 @@ class LocalOutput:
         local.make_durable_folder(self.root / name, self.root)
 
     def sync_names(self, names: Iterable[str]) -> None:
-        """Make the names of files durable that any process has created."""
+        """Make the names of existing files durable, whichever process created them."""
         with local.translate_write_errors(self.root):
             for name in names:
                 local.sync_parent_folders(self.root / name, self.root)

@@ -22,7 +22,7 @@ _PARTIAL_NAME = re.compile(r"\.?(.+)\.[0-9a-f]{32}\.partial")
 """Name of a partial file: dkfm adds a dot in front of the name, and Zarr leaves out its suffix."""
 
 _PROBE = "workers"
-"""Name, without its 32 digits, of the file by which workers of a Gram build prove that they see the store."""
+"""Name, without its 32 digits, of the probe file by which workers of a Gram build check that they see the store."""
 
 Attributes = Mapping[str, object]
 """Attributes of a store, which name its kind and its arrays."""
@@ -44,7 +44,7 @@ def find_foreign_entry(root: Path, attrs: Attributes) -> str | None:
 
 
 def make_foreign_store_error(location: object) -> StoreExistsError:
-    """Return the error of a location that holds something else than a store of dkfm."""
+    """Return the error of a location that holds something other than a dkfm store."""
     return StoreExistsError(
         f"{location} holds something that dkfm did not write there; it was left untouched: choose another location."
     )

@@ -1,6 +1,6 @@
 """Read Zarr arrays with uncompressed chunks directly from their files, ten times faster than Zarr does.
 
-Of a user's input, arrays with other codecs, and rows with missing chunks, are left to Zarr.
+In a user's input, Zarr reads arrays with other codecs, and rows with missing chunks.
 """
 
 from dataclasses import dataclass
@@ -63,12 +63,12 @@ class RawArray:
 
 
 def read_own_array(path: Path, selection: tuple[slice, ...] = ()) -> npt.NDArray[np.generic]:
-    """Return an array of one of dkfm's stores, or the part of it that some slices select, one for each axis.
+    """Return an array of a dkfm store, or the part that is selected by slices, one for each axis.
 
     Raises
     ------
     UnsupportedStoreError
-        The metadata are not those of such an array.
+        The metadata are not those of an array of a dkfm store.
     ValueError
         A chunk has a wrong size or a wrong checksum.
     OSError

@@ -1,4 +1,4 @@
-"""Upload models to URLs, the marker last, and download them into a folder, where they are checked like any other.
+"""Upload models to URLs, the marker last, and download them into a folder, where they are checked like local models.
 
 A model that is being uploaded or replaced has no marker, so that no reader accepts it.
 """
@@ -224,7 +224,7 @@ def _list_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> list[
 
 
 def _upload(folder: Path, remote: Remote, overwrite: bool) -> None:
-    """Upload a model: remove an existing marker first, write the new one last; of several writers, one succeeds."""
+    """Upload a model: remove an existing marker first, and write the new one last; one of several writers succeeds."""
     create_remote_store(remote, "model", _METADATA, (folder / _METADATA).read_bytes(), overwrite)
     remote.upload_files(
         folder, [name for name in store_metadata.list_files(folder) if name not in (store_metadata.MARKER, _METADATA)]
@@ -280,7 +280,7 @@ def _list_verified_sizes(remote: Remote, marker_files: object) -> dict[str, int]
         raise DamagedStoreError(f"The marker {remote}/{store_metadata.MARKER} is damaged.")
     sizes = {}
     for name, size, _ in remote.list_objects():
-        if name != store_metadata.MARKER and name not in marker_files:  # at once: there may be millions of others
+        if name != store_metadata.MARKER and name not in marker_files:  # stop early: there may be millions of others
             raise DamagedStoreError(f"{remote} has gained {name} since it was written; remove it.")
         sizes[name] = size
     missing = sorted({*marker_files, store_metadata.MARKER} - set(sizes))

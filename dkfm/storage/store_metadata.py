@@ -40,7 +40,7 @@ _TEXT_CODECS: list[tuple[str, dict[str, str]]] = [("vlen-utf8", {}), ("crc32c", 
 
 _ITEMSIZES = {"float64": 8, "float32": 4, "int64": 8}
 _FILL_VALUES: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1, "string": ""}
-"""Fill values: no score equals one, so that a lost chunk never reads as scores. An id may be anything."""
+"""Fill values by dtype. No score equals one of them, so a lost chunk never reads as scores; an id may be anything."""
 
 _SOURCE_ITEMSIZES = {
     **_ITEMSIZES,
@@ -163,7 +163,7 @@ def stat_regular_file_within(root: Path, file: Path) -> os.stat_result | None:
     Raises
     ------
     StoreError
-        It is a broken link, a link to a file outside the input, or not a plain file.
+        The file is a broken link, a link to a file outside the input, or not a plain file.
     """
     try:
         status = file.stat()
@@ -284,7 +284,7 @@ def parse_array_info(
 ) -> ArrayInfo:
     """Return shape, chunk shape and dtype in metadata, checked as in `read_array_info`; `path` is for messages.
 
-    Of a user's input, a `source`, compressed chunks and more dtypes are accepted.
+    For a user's input (`source`), compressed chunks and more dtypes are accepted.
     """
     shape = parse_axis_lengths(metadata.get("shape"))
     chunks = parse_axis_lengths(_get_configuration_value(metadata, "chunk_grid", "chunk_shape"))
@@ -375,7 +375,7 @@ def require_chunks(path: Path, info: ArrayInfo) -> None:
     if len(sizes) != prod(info.grid):  # first: an untrusted shape may have too many chunks to loop over
         raise DamagedStoreError(f"{path} has {len(sizes)} chunks and must have {prod(info.grid)}.")
     if not sizes:
-        return  # beside an axis of length 0, another may claim any number of chunks
+        return  # if an axis has length 0, another axis may claim any number of chunks
     for name in info.chunk_names():
         if name not in sizes:
             raise DamagedStoreError(f"{path} has lost its chunk {name}.")

@@ -61,7 +61,7 @@ class _ZarrWeights:
         return values[rows]
 
     def _require_unchanged(self) -> None:
-        """Raise if another model has replaced this one: its chunks would be valid too."""
+        """Raise if another model has replaced this one, because its chunks would be valid too."""
         if not self.path.is_dir():
             raise StoreError(
                 f"The weights at {self.path} are gone, and are read from there; fit again, or load a saved model."

@@ -1,7 +1,7 @@
-"""Create stores atomically: each is written to a hidden folder beside its path and renamed; the marker is written last.
+"""Create stores atomically: write to a hidden folder beside the path, write the marker last, and rename the folder.
 
 Every array is chunked Zarr version 3 with a checksum in each chunk and a fill value that no valid value equals. Zarr is
-imported in the functions that call it, because a job reads its model and writes its scores without it.
+imported in the functions that call it, because a job reads its model and writes its scores without Zarr.
 """
 
 import errno
@@ -48,7 +48,7 @@ def new_store(
     attributes : mapping
         Attributes of the store, as plain JSON values.
     arrays : iterable of str
-        Names of all arrays that the store will ever contain: other files in it are not dkfm's.
+        Names of all arrays that the store will ever contain; other files in it are not dkfm's.
     overwrite : bool
         Whether to replace a store of the same kind.
 
@@ -62,7 +62,7 @@ def new_store(
     import zarr
 
     own = {**attributes, "kind": kind, "version": store_metadata.VERSIONS[kind], "arrays": sorted(arrays)}
-    json.dumps(own)  # raises before anything is changed if it cannot be written
+    json.dumps(own)  # raises for invalid attributes before anything is changed
     with new_store_folder(path, kind, overwrite=overwrite) as partial:
         yield zarr.create_group(partial, zarr_format=3, attributes={"dkfm": own})
 
@@ -126,7 +126,7 @@ def is_taken(path: Path) -> bool:
 
 
 def require_free(path: Path) -> None:
-    """Raise a StoreExistsError if something exists at a path: this is checked before hours of work, not after."""
+    """Raise a StoreExistsError if something exists at a path; callers check this before hours of work, not after."""
     if is_taken(path):
         raise StoreExistsError(
             f"{path} holds something already; choose another path, or replace dkfm's own with overwrite=True "
@@ -179,7 +179,7 @@ def remove_own_store(path: Path, kind: str) -> None:
 
 
 def _remove_renamed_store(aside: Path, attrs: Json) -> None:
-    """Remove a store that was renamed, even after Ctrl-C: no later run would find it under its hidden name."""
+    """Remove a renamed store, even after Ctrl-C, because no later run would find it under its hidden name."""
     try:
         _try_remove_renamed_store(aside, attrs)
     except BaseException:
@@ -315,7 +315,7 @@ def new_fill_array(info: store_metadata.ArrayInfo, shape: tuple[int, ...]) -> np
 
 
 def sync_chunk(array: Path, index: tuple[int, ...]) -> None:
-    """Sync a chunk that any process has written, and the names of its folders, to disk."""
+    """Flush a chunk, whichever process wrote it, and the entries of its folders to disk."""
     file = Path("c", *map(str, index))
     local.sync_file(array / file)
     for folder in file.parents:

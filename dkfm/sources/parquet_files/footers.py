@@ -37,7 +37,7 @@ def parquet_errors(file: TableFile) -> Iterator[None]:
         yield
     except DkfmError as error:
         if file.is_remote and not isinstance(error, UnreachableError):
-            file.require_same()  # it may be gone, or shorter
+            file.require_same()  # the file may be gone, or shorter
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         file.require_same()

@@ -1,7 +1,7 @@
 """Keep the names of the files of a table beside an output, in the order in which their rows are scored.
 
-They are segments of the output's journal that have names in place of receipts, so that a job goes on in the same order
-when the folder of its input has gained files.
+The names are in segments of the output's journal, instead of receipts. With them, a job continues in the same order
+after files were added to the folder of its input.
 """
 
 import json
@@ -47,7 +47,7 @@ class StoredNames:
         Raises
         ------
         DamagedStoreError
-            They are not there any more.
+            The names do not exist any more.
         """
         stats = read_file_stats(output_at(self.root), self.output_id)
         if stats is None:
@@ -83,7 +83,7 @@ def write_file_stats(location: OutputLocation, output: str, stats: Sequence[File
 
 
 def read_file_stats(location: OutputLocation, output: str) -> list[FileStat] | None:
-    """Return what `write_file_stats` stored; None if it is not there, or damaged."""
+    """Return the files that `write_file_stats` stored; None if there are none, or if they are damaged."""
     stats: list[FileStat] = []
     total: int | None = None
     number = 0
@@ -109,7 +109,7 @@ def read_finished_count(location: OutputLocation, output: str) -> int | None:
 
 
 def _read_content(location: OutputLocation, output: str, number: int) -> dict[str, object]:
-    """Return the content of a segment; raise an error if it is absent or no JSON."""
+    """Return the content of a segment; raise an error if it does not exist or is not JSON."""
     name = _segment_name(output, number)
     found = read_json(location, name)
     if found is None:
@@ -118,7 +118,7 @@ def _read_content(location: OutputLocation, output: str, number: int) -> dict[st
 
 
 def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[list[FileStat], int]:
-    """Return the files in a segment, and how many there are in all; raise an error if it is absent or damaged."""
+    """Return the files in a segment, and the number of all files; raise an error if it is missing or damaged."""
     content = _read_content(location, output, number)
     text, total = str(content["files"]), content["total"]
     if type(total) is not int or content["crc32c"] != json_reading.compute_text_crc32c(output, text):
@@ -127,7 +127,7 @@ def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[l
 
 
 def _segment_name(output: str, number: int) -> str:
-    """Return the name of a segment; raise a DamagedStoreError if the id of the output, a text of a file, is no id."""
+    """Return the name of a segment; raise a DamagedStoreError if the id of the output, read from a file, is invalid."""
     name = f"{output}-{number:06d}.json"
     if not store_metadata.is_journal_segment_name(name):
         raise DamagedStoreError(f"The id of an output is {output!r:.50}, which dkfm gives to none.")
@@ -146,7 +146,7 @@ def find_new_files(known: Sequence[FileStat], found: Sequence[FileStat], where: 
     Parameters
     ----------
     known, found : sequence of (str, int, int or str)
-        Files that were scored, and those there are.
+        Files that were scored, and files that exist now.
     where : str
         Name of the folder in messages.
     """

@@ -27,7 +27,7 @@ _MAX_ROWS = 2**48
 """Largest number of rows of a table."""
 
 _THREADS = 8
-"""Footers of objects that are read concurrently, because each takes several requests on an object store."""
+"""Number of footers that are read concurrently, because each takes several requests on an object store."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TableLayout:
     footer_cache_bytes : int
         Memory of these footers, and of others that a process caches, in bytes.
     file_with_missing_ids : str or None
-        Name of the first file whose footer, or partition, says that rows have no ids.
+        Name of the first file whose footer or partition shows that rows have no ids.
     """
 
     files: tuple[TableFile, ...]
@@ -117,7 +117,7 @@ def open_parquet_file(
     group : int
         Number of the row group in the table.
     is_small : bool
-        Whether the file may be read without Python: Arrow's own memory is not given back to the system at once.
+        Whether Arrow may read the file without Python; it does not return its own memory to the system at once.
     dictionary_column : str, optional
         Name of a text column that is read as a dictionary array, so that equal values are stored once.
     """
@@ -270,7 +270,7 @@ def _read_footers(
     """Yield each file with its footer."""
     read = partial(footers.read_footer, id_column=id_column, kept_bytes=footers.KEPT_FOOTER_BYTES // len(files))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
-        # Threads only wait for each other where files are on disk.
+        # For files on disk, threads would only wait for each other.
         yield from zip(files, (pool.map if files[0].is_remote else map)(read, files), strict=True)
 
 
@@ -285,7 +285,7 @@ def _require_no_more_columns(
 def _find_partition_ids(
     files: Sequence[TableFile], first: "pa.Schema", id_column: str | None
 ) -> tuple[str | None, ...] | None:
-    """Return the value of a partition in the name of each file; None if the ids are a column, or nowhere."""
+    """Return the value of a partition in the name of each file; None if the ids are in a column, or missing."""
     if id_column is None or id_column in first.names:
         return None
     try:

@@ -92,7 +92,7 @@ class TableFiles:
     names: tuple[str, ...] | StoredNames | None = None
 
     def __reduce__(self) -> tuple[type["TableFiles"], tuple[object, ...]]:
-        return TableFiles, (self.location, self.pattern, self.names)  # without what is cached, so that tasks stay small
+        return TableFiles, (self.location, self.pattern, self.names)  # without cached values, so that tasks stay small
 
     def __str__(self) -> str:
         return str(self.location) if self.pattern is None else f"{self.location}/{self.pattern}"
@@ -131,7 +131,7 @@ class TableFiles:
         Raises
         ------
         InvalidInputError
-            There is no such file, or one is a link to a folder or out of the folder, or not a plain file.
+            There is no such file, or a file is a link to a folder or to outside the folder, or not a plain file.
         StoreError
             An object store does not respond.
         """

@@ -36,13 +36,13 @@ _NATIVE_VALUES = 2**19
 """Largest number of values of a row group that is read without Python."""
 
 _SMALL_GROUP_VALUES, _SMALL_GROUP_COLUMNS = 2**13, 2**5
-"""Values and columns of a small row group: two threads were up to twice as slow with such groups as one was."""
+"""Largest values and columns of a small row group; with such groups, two threads were up to twice as slow as one."""
 
 _small_groups_lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Make a new lock in a forked process, which has no thread that could release the old one."""
+    """Create a new lock in a forked process, which has no thread that could release the old one."""
     global _small_groups_lock  # noqa: PLW0603  # a lock of the process
     _small_groups_lock = threading.Lock()
 
