@@ -1,4 +1,4 @@
-"""Lower bounds of scoring time on plain threads: the bare products and exponentials, and the tile loop of dkfm."""
+"""Measure lower bounds of scoring time on plain threads: bare products and exponentials, and the tile loop of dkfm."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

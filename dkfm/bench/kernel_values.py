@@ -1,7 +1,7 @@
-"""Time each kernel's values on one thread beside its formula written plainly in NumPy, so that slow kernels stand out.
+"""Time the values of each kernel on one thread, and its formula in plain NumPy, so that slow kernels stand out.
 
 A formula computes in the precision of the rows and makes a new array for each step, as a user would write it. Its time
-is an aim and not its result: it loses digits where a kernel keeps them.
+is a target for the kernel, but its values are less exact.
 """
 # mypy: disable-error-code="no-any-return"
 # NumPy types the result of an expression of arrays and numbers as Any.

@@ -1,1 +1,1 @@
-"""Rows, chunks and bytes: what every other folder builds on. It knows NumPy and SciPy, and no kernel."""
+"""Handle rows, chunks and bytes for all other folders; this folder uses NumPy and SciPy, and knows no kernel."""

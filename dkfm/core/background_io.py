@@ -10,8 +10,8 @@ R = TypeVar("R")
 def prefetch(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
     """Yield the results of calls in their order; the next call runs in a thread while a result is used.
 
-    At most two results are in memory. An exception of a call is raised when its result is due. The first call, which
-    nothing is used beside, runs here, so that a single one needs no thread.
+    At most two results are in memory. An exception of a call is raised when its result is due. The first call runs in
+    the current thread, because there is no work to overlap, so a single call needs no thread.
 
     >>> list(prefetch([lambda: 1, lambda: 2, lambda: 3]))
     [1, 2, 3]
@@ -31,8 +31,8 @@ def prefetch(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
 def overlap_writes(items: Iterable[R], use: Callable[[R], object], count: int) -> None:
     """Call a function with each of `count` items, in order, in a thread; the next item is computed here meanwhile.
 
-    At most two items are in memory. An exception of a call is raised when the next item is there. The last call, which
-    nothing is computed beside, runs here, so that a single one needs no thread.
+    At most two items are in memory. An exception of a call is raised after the next item is computed. The last call
+    runs in the current thread, because there is no work to overlap, so a single call needs no thread.
 
     >>> overlap_writes(iter([1, 2]), print, 2)
     1
@@ -48,6 +48,6 @@ def overlap_writes(items: Iterable[R], use: Callable[[R], object], count: int) -
                 pending = None
             else:
                 pending = pool.submit(use, item)
-            del item  # only the thread keeps it
+            del item  # so that only the thread refers to it
         if pending is not None:
             pending.result()

@@ -1,7 +1,7 @@
-"""Predict the memory and the time of fits, tasks and workers; refuse work that does not fit before it starts.
+"""Predict the memory and the time of fits, tasks and workers; raise before work starts that does not fit.
 
-Every number of bytes is an upper bound; the tests compare it with measured peaks. Arrays are float64, 8 bytes a value,
-unless `itemsize` says otherwise. `blocks` and `copies` are `peak_blocks` and `landmark_copies` of a kernel.
+Every number of bytes is an upper bound; the tests compare it with measured peaks. Arrays are float64, with 8 bytes per
+value, unless `itemsize` is given. `blocks` and `copies` are `peak_blocks` and `landmark_copies` of a kernel.
 """
 
 from math import isqrt
@@ -15,7 +15,7 @@ _VALUE, _OVERHEAD = 8, 2**27
 """Bytes of a value, and of thread stacks, BLAS buffers, and memory that the allocator keeps of earlier tiles."""
 
 PROCESS_BYTES = 2**24
-"""Bytes that tasks add to a process beside their arrays: thread stacks and BLAS buffers."""
+"""Bytes that tasks add to a process in addition to their arrays: thread stacks and BLAS buffers."""
 
 STALL_SECONDS = 600.0
 """Time without a finished task after which a job fails."""
@@ -30,7 +30,7 @@ WRITE_BYTES = 4e8
 """Assumed bytes a second that one thread writes durably and reads back."""
 
 _ROUND_BYTES = 2**25
-"""What threads and libraries hold during rounds of pivots, beside `PROCESS_BYTES`."""
+"""Bytes of threads and libraries during rounds of pivots, in addition to `PROCESS_BYTES`."""
 
 EIGENVECTOR_SQUARES, FEW_EIGENVECTOR_SQUARES = 3, 2
 """Number of (N, N) arrays that an eigendecomposition needs for all eigenvectors, and for a few."""
@@ -42,7 +42,7 @@ PIVOT_SQUARES = 2
 """Number of (N, N) arrays that a pivoted Cholesky factorization of a Gram matrix needs."""
 
 PIECE_ROWS = 512
-"""Rows of a piece of a matrix-free product: its values take eight megabytes, which a shared cache holds."""
+"""Rows of a piece of a matrix-free product; its values take eight megabytes, which fit into a shared cache."""
 
 PIECE_COLUMNS = 2048
 """Columns of a piece."""
@@ -51,7 +51,7 @@ _PRODUCT_RATE = 7e10
 """Assumed multiplications and additions a second, one by one, of a product with few columns on all threads."""
 
 _CERTIFIED_ROWS = 640
-"""Number of landmarks, at most, whose pairs are certified."""
+"""Largest number of landmarks whose pairs are certified."""
 
 LARGEST_DENSE_N = 32_765
 """Largest N for LAPACK, whose 1 + 6n + 2n^2 values of workspace are counted in 32 bits: a map's root has n = N + 1."""
@@ -71,7 +71,7 @@ def gram_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) ->
     """Return the bytes of a task that computes one tile of a Gram matrix.
 
     A task holds the kernel's temporary blocks and the block that is checked; later the block, its contiguous transpose
-    and a padded chunk. Beside them it holds the rows of both sides, and what the kernel prepares from them.
+    and a padded chunk. In addition it holds the rows of both sides, and the arrays that the kernel prepares from them.
     """
     return _VALUE * (max(blocks + 1, 3) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
@@ -82,7 +82,7 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
     >>> gram_task_bytes(tile_rows_within(10**9, 784), 784) <= 10**9
     True
     """
-    available = max(0, available)  # it is negative where the modules of a worker fill its memory
+    available = max(0, available)  # negative if the modules of a worker exceed its memory limit
     # square t^2 + side t = available / 8
     square, side = max(blocks + 1, 3), (4 + copies) * (d + 2)
     return max(1, (isqrt(side * side + 4 * square * (available // _VALUE)) - side) // (2 * square))
@@ -130,7 +130,7 @@ def lanczos_matrix_free_bytes(n: int, d: int, basis_columns: int, block_columns:
 
 
 def lanczos_checkpoint_bytes(n: int, basis_columns: int, block_columns: int) -> int:
-    """Return the bytes on disk of a state of Lanczos, and at a restart of half of the next one beside it."""
+    """Return the bytes on disk of a state of Lanczos and, as at a restart, of half of the next state."""
     return _VALUE * n * (basis_columns * 3 // 2 + 2 * block_columns)
 
 
@@ -228,7 +228,7 @@ def centring_seconds(n: int) -> float:
 
 
 def reorthogonalization_seconds(n: int, columns: int, products: int) -> float:
-    """Predict the seconds that Lanczos takes beside its products: to keep that many blocks of columns orthogonal."""
+    """Predict the seconds of Lanczos besides its products: the orthogonalization of the blocks of columns."""
     return 8 * n * columns * columns * products * products / 2 / _PRODUCT_RATE
 
 
@@ -355,10 +355,10 @@ def score_row_seconds(
 
 
 FILE_SECONDS = 2e-3
-"""Seconds in which a file is made, and the file and two folders are synced."""
+"""Seconds to create a file, and to flush the file and two folders to disk."""
 
 CHUNK_SECONDS = 5e-3
-"""Seconds of one thread for a chunk of an output, whatever its rows; threads of a process wait for each other."""
+"""Fixed seconds of one thread for a chunk of an output; threads of a process wait for each other."""
 
 
 def require_fits(need: int, have: int, what: str, remedy: str) -> None:

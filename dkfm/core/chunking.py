@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_CHUNKS = 2**20
-"""Largest number of chunks of an output: one marker holds the receipts of all."""
+"""Largest number of chunks of an output, because one marker holds the receipts of all chunks."""
 
 _TASK_SECONDS = 0.5
-"""Predicted time of a task, whatever its rows: a hundred times what the scheduler takes for it."""
+"""Predicted seconds of a task: a hundred times the seconds of the scheduler for a task."""
 
 _BALANCE_TOLERANCE = 1.02
 """Chunk sizes whose busiest thread gets at most this many times the least possible rows are equally good."""
 
 _MIN_TASKS = 4
-"""Least number of tasks of a job, so that its progress shows."""
+"""Smallest number of tasks of a job, so that its progress is visible."""
 
 _MAX_CHUNK_BYTES = 2**26
 """Largest size of the scores of one task, which are one file."""
@@ -56,8 +56,8 @@ def choose_chunk_rows(
 ) -> int:
     """Choose the rows of a task, which are one chunk of the output.
 
-    A task takes half a second, or more where its kernel is so slow that an output could not have so many chunks. Its
-    chunk is aligned to the chunks of the source, and all threads are equally busy.
+    A task takes half a second, or more if the kernel is so slow that the output would have too many chunks. Its chunk
+    is aligned to the chunks of the source, and all threads are equally busy.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def _balance_chunk_rows(rows: int, wanted: int, threads: int, step: int) -> int:
     """
     each = count_tiles(rows, threads * wanted)
     if rows <= threads * wanted:
-        return round_to_chunk_rows(wanted, step)  # one chunk for each thread would make some tiny
+        return round_to_chunk_rows(wanted, step)  # one chunk per thread would make some chunks tiny
     shares = range(each, min(2 * each, each + 9) + 1)  # chunks of each thread
     sizes = {round_to_chunk_rows(count_tiles(rows, threads * share), step) for share in shares}
     loads = {size: size * count_tiles(count_tiles(rows, size), threads) for size in sizes}
@@ -160,13 +160,13 @@ def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: in
 
 
 _TILE_BYTES = 2**23
-"""Size of a kernel block of one tile: large beside what Python does for each, and small beside a shared cache."""
+"""Size of a kernel block of one tile: large enough to hide Python's overhead, and small beside a shared cache."""
 
 _MIN_TILE_ROWS = 128
-"""Least number of rows of a tile."""
+"""Smallest number of rows of a tile."""
 
 _TILE_ROW_STEP = 64
-"""Larger numbers are multiples of it: `skinny_matmul` takes 128 rows at a time, and a rest of a few takes as long."""
+"""Larger numbers of rows are multiples of this; `skinny_matmul` takes 128 rows at a time, and a small rest as long."""
 
 _MAX_TILE_COLUMN_BYTES = 2**13
 """Largest size of one column of a tile."""
@@ -221,7 +221,7 @@ def split_by_part(
     [(0, slice(1, 2, None)), (2, slice(0, 3, None))]
     """
     while start < stop:
-        part = bisect_right(first_rows, start) - 1  # the last one that begins there: those before it are empty
+        part = bisect_right(first_rows, start) - 1  # the last part that begins here; parts before it are empty
         first, end = int(first_rows[part]), min(stop, int(first_rows[part + 1]))
         yield part, slice(start - first, end - first)
         start = end

@@ -1,4 +1,4 @@
-"""Count the CPUs that this process may use, as Dask does; to import Dask for it would take longer than a small job."""
+"""Count the CPUs that this process may use, as Dask does; importing Dask for it would take longer than a small job."""
 
 import math
 import os
@@ -10,7 +10,7 @@ _CGROUP_V1_FOLDERS = (Path("/sys/fs/cgroup/cpuacct,cpu"), Path("/sys/fs/cgroup/c
 
 
 def count_cpus() -> int:
-    """Return the number of CPUs of this machine, of the affinity of this process, or of its cgroup: the least."""
+    """Return the smallest of the CPUs of this machine, of the affinity of this process, and of its cgroup."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _read_cgroup_quota()
     return count if quota is None else min(count, quota)

@@ -1,4 +1,4 @@
-"""A least-recently-used cache that makes room before the next value is computed, not after."""
+"""Define a least-recently-used cache that removes old values before the next value is computed, not after."""
 
 import threading
 from collections import OrderedDict
@@ -41,14 +41,14 @@ class LruCache(Generic[V]):
         return len(self._values)
 
     def get_or_compute(self, key: Hashable, compute: Callable[[], V]) -> V:
-        """Return the value of a key; compute it if it is not there."""
+        """Return the value of a key; compute it if it is not cached."""
         with self._lock:
             return self._get_or_compute(key, compute)
 
     def call_with_value(self, function: Callable[[V], R], key: Hashable, compute: Callable[[], V]) -> R:
         """Return a function of the value of a key, during which no value is removed or computed.
 
-        So a value that is too large to be held twice is not used after another one took its place.
+        So a value that is too large to be held twice is not used after another value has replaced it.
         """
         with self._lock:
             return function(self._get_or_compute(key, compute))

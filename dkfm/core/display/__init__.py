@@ -1,1 +1,1 @@
-"""Text for people: bytes and seconds, tables, cards of notebooks, and what a terminal shows. It knows no array."""
+"""Format text for display: bytes and seconds, tables, cards for notebooks, and terminal output."""
