@@ -260,7 +260,7 @@ def _fit_and_save(
             memory.require_factorization_memory(source.shape[0], source.float64s_per_row, kernel.peak_blocks, copies)
         streams = out_of_core_rows.can_stream_rows(estimator, kernel)
         rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
-        if not options.standardize and not kernel.is_precomputed:
+        if not options.standardize and not kernel.is_precomputed and serialization.is_code_free(kernel):
             _log_unlike_scales(kernel, rows)
         if streams:  # the rows must not change before the end of the fit
             with connection:
