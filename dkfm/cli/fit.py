@@ -260,7 +260,7 @@ def _fit_and_save(
             memory.require_factorization_memory(source.shape[0], source.float64s_per_row, kernel.peak_blocks, copies)
         streams = out_of_core_rows.can_stream_rows(estimator, kernel)
         rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
-        if not options.standardize and not kernel.is_precomputed and serialization.is_code_free(kernel):
+        if not options.standardize:
             _log_unlike_scales(kernel, rows)
         if streams:  # the rows must not change before the end of the fit
             with connection:
@@ -276,16 +276,17 @@ def _fit_and_save(
 
 
 def _log_unlike_scales(kernel: Kernel, rows: "SourceRows | Rows") -> None:
-    """Log that some columns vary far less than others, unless the kernel has a scale for each or takes histograms."""
+    """Log that some columns vary far less than others, if the kernel treats all columns alike."""
     from dkfm.estimators import standardization
     from dkfm.gram.streamed_rows import SourceRows
 
+    if not standardization.treats_columns_alike(kernel):
+        return
     if isinstance(rows, SourceRows):
         sample = read_evenly_spaced_rows(rows.source, _SAMPLED_ROWS)
     else:
         sample = rows[:: max(1, rows.shape[0] // _SAMPLED_ROWS)]
-    text = standardization.describe_unlike_scales(sample)
-    if text is not None and standardization.may_scale_columns(kernel.resolve(sample), cast("Array", sample)[:8]):
+    if (text := standardization.describe_unlike_scales(sample)) is not None:
         log_stage("input", text)
 
 

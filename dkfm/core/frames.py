@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dkfm.core.display.quantities import format_names
-from dkfm.core.rows import Rows, as_rows, require_rows_container
+from dkfm.core.rows import Rows, as_rows, column_labels, require_rows_container
 from dkfm.errors import InvalidInputError, find_similar_names
 
 
@@ -49,11 +49,9 @@ def column_names(X: object, name: str = "X") -> tuple[str, ...] | None:
     """
     if not hasattr(X, "shape"):
         return None
-    labels = getattr(X, "column_names", None)  # Arrow: its `columns` are the values
-    labels = getattr(X, "columns", None) if labels is None else labels
-    if labels is None or isinstance(labels, int):
+    names = column_labels(X)
+    if names is None:
         return None
-    names = list(labels)
     texts = sum(isinstance(column, str) for column in names)
     if 0 < texts < len(names):
         raise InvalidInputError(f"{name} has columns of which only some are called by text; rename the others.")

@@ -44,14 +44,14 @@ def as_rows(X: object, name: str = "X") -> Rows:
         a finite number.
     """
     rows = as_rows_allow_nonfinite(X, name)
-    require_finite(rows, name, columns=_column_labels(X))
+    require_finite(rows, name, columns=column_labels(X))
     return rows
 
 
-def _column_labels(X: object) -> list[Any] | None:
+def column_labels(X: object) -> list[Any] | None:
     """Return what a data frame calls its columns; None for an array."""
-    labels = getattr(X, "column_names", None)  # Arrow: its `columns` are the values
-    labels = getattr(X, "columns", None) if labels is None else labels
+    # Arrow calls them `column_names`; a column of a pandas data frame may have that name.
+    labels = X.column_names if hasattr(type(X), "column_names") else getattr(X, "columns", None)  # type: ignore[attr-defined]  # as its type says
     return None if labels is None or isinstance(labels, int) else list(labels)
 
 
@@ -96,7 +96,7 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
         rows = X.to_numpy(dtype=object, na_value=np.nan)  # pd.NA is no float
     if rows.dtype == object:
-        rows = _objects_to_float64(rows, name, _column_labels(X) or [])
+        rows = _objects_to_float64(rows, name, column_labels(X) or [])
     require_real_matrix(rows.shape, rows.dtype, name)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 

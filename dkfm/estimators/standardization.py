@@ -7,15 +7,19 @@ from sklearn.preprocessing import StandardScaler
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
-from dkfm.errors import DkfmError, InvalidInputError, NotSupportedError
+from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.gram.streamed_rows import SourceRows
 from dkfm.gram.training_data import check_sample_weight
-from dkfm.kernels import Standardize
-from dkfm.kernels.base import Kernel
+from dkfm.kernels import ArcCosine, Constant, Cosine, Kernel, Linear, Outer, Polynomial, Sigmoid, Standardize
+from dkfm.kernels.stationary import DistanceKernel
+from dkfm.kernels.transformed import Columns, Warped
 from dkfm.sources.base import read_finite
 
 _SMALL_SHARE = 0.01
 """Share of the largest standard deviation of a column below which a message says that others are small."""
+
+_ALIKE = DistanceKernel, Linear, Polynomial, Sigmoid, Cosine, ArcCosine, Constant
+"""Kernels that a change of the scales of columns makes sense for."""
 
 _MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 """Smallest variance whose square keeps all digits."""
@@ -71,13 +75,12 @@ def describe_unlike_scales(X: Rows) -> str | None:
     )
 
 
-def may_scale_columns(kernel: Kernel, rows: Array) -> bool:
-    """Return whether a kernel treats all columns of some rows (n, d) alike, and takes negative numbers."""
-    try:
-        given, permuted = (kernel(part, part) for part in (-rows, -np.roll(rows, 1, axis=1)))
-    except DkfmError:
-        return False
-    return bool(np.allclose(given, permuted))
+def treats_columns_alike(kernel: Kernel) -> bool:
+    """Return whether a kernel is one of distances or inner products without a scale or a choice of its own columns."""
+    if parts := list(kernel.iter_parts()):
+        return not isinstance(kernel, Warped | Columns | Outer) and all(map(treats_columns_alike, parts))
+    has_scales = any(isinstance(value, tuple) for value in vars(kernel).values())
+    return isinstance(kernel, _ALIKE) and not has_scales
 
 
 def _iter_counted_rows(X: object, sample_weight: object) -> Iterator[tuple[Rows, Array | None]]:

@@ -49,8 +49,8 @@ def as_float_or_nan(value: object) -> float:
 
 def unwrap_array(value: object) -> object:
     """Return the number in an array without dimensions, a column of a data frame as an array, and others unchanged."""
-    if hasattr(value, "__array__") and not isinstance(value, np.generic):
-        value = np.asarray(value)
+    if hasattr(type(value), "to_numpy"):
+        value = value.to_numpy()  # type: ignore[attr-defined]  # as its type says
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 

@@ -92,7 +92,7 @@ def test_the_memory_of_standardized_landmarks_is_counted(fit, monkeypatch):
         ("--kernel gaussian --basis cholesky", True),
         ("--kernel linear", True),
         ("--kernel gaussian --standardize", False),
-        ("--kernel gaussian:sigma=1,1000,1", False),
+        ("--kernel gaussian:sigma=0.01,10,0.01", False),
         ("--kernel chi_squared", False),
     ],
 )

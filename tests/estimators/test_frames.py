@@ -115,6 +115,17 @@ def test_missing_numbers_are_told_by_the_names_of_their_columns(kind, tmp_path):
         dkfm.KernelPCA(2, kernel=K).fit(X)
 
 
+def test_a_column_may_be_called_what_arrow_calls_the_names_of_columns():
+    frame = FRAME.rename(columns={"a": "column_names"})
+    frame.loc[3, "c"] = np.nan
+    with pytest.raises(InvalidInputError, match="row 3 contains NaN in column 'c'"):
+        dkfm.KernelPCA(1).fit(frame)
+    model = dkfm.KernelPCA(1).fit(frame.fillna(0.0))
+    assert model.feature_names_in_.tolist() == ["column_names", "b", "c"]
+    with pytest.raises(InvalidInputError, match="its column 'b' does not"):
+        dkfm.KernelPCA(1).fit(frame.assign(b="text"))
+
+
 @pytest.mark.parametrize("kind", ["pandas", *KINDS])
 def test_a_frame_without_a_column_of_the_fit_or_with_another_is_told_which(kind):
     model, convert = dkfm.KernelPCA(2, kernel=K).fit(FRAME), KINDS.get(kind, lambda frame: frame)

@@ -58,6 +58,9 @@ def test_columns_of_a_data_frame_are_parameters():
     pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
     scales, means = pd.Series([1.0, 2.0], index=["a", "b"]), pd.Series([5, 6])
     assert kernels.Gaussian(scales) == kernels.Gaussian((1.0, 2.0))
+    for masked in (np.ma.array([1.0, 2.0], mask=[0, 1]), np.ma.masked_all(2)):
+        with pytest.raises(KernelError, match="needs finite numbers"):
+            kernels.Gaussian(masked)
     assert kernels.Standardize(means, scales) == kernels.Standardize((5.0, 6.0), (1.0, 2.0))
 
 

@@ -112,7 +112,7 @@ class ScoringMixin(HtmlDisplayMixin):
     def _check_rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
         X = convert_container(X)
-        has_names = column_names(X) is not None
+        has_names = column_names(X) is not None and hasattr(self, "feature_names_in_")
         if has_names:  # first, so that an error names the missing or extra columns
             self._require_fitted_columns(X)
         rows = as_rows_of_model(X, self.model_, type(self).__name__, name)
