@@ -3,6 +3,7 @@
 Options, kernel, input and output are checked before scikit-learn is imported, because the import takes seconds.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,7 +248,7 @@ def _fit_and_save(
     if options.workspace is not None:
         labels_file = None if options.y_path is None else Path(options.y_path)
         require_not_inside(as_local_path(options.workspace).absolute(), "workspace", [table.location, labels_file])
-    with change_detection.require_unchanged(table, "read", "fit again"):
+    with change_detection.require_unchanged(table, "read", "fit again") as watch:
         source, labels = _split_labels(table, train, options)
         arguments.log_features(source)
         with process.disable_gc_during_imports():
@@ -259,9 +260,9 @@ def _fit_and_save(
             copies = kernel.landmark_copies + options.standardize  # one more copy for standardized landmarks
             memory.require_factorization_memory(source.shape[0], source.float64s_per_row, kernel.peak_blocks, copies)
         streams = out_of_core_rows.can_stream_rows(estimator, kernel)
-        rows = SourceRows(source) if streams else read_finite(source, slice(0, source.shape[0]))
+        rows = SourceRows(source, watch) if streams else read_finite(source, slice(0, source.shape[0]))
         if not options.standardize:
-            _log_unlike_scales(kernel, rows)
+            _log_unlike_scales(kernel, rows, source.columns if isinstance(source, NamedColumns) else None)
         if streams:  # the rows must not change before the end of the fit
             with connection:
                 estimator.fit(rows, standardize=options.standardize)
@@ -275,7 +276,7 @@ def _fit_and_save(
     return estimator
 
 
-def _log_unlike_scales(kernel: Kernel, rows: "SourceRows | Rows") -> None:
+def _log_unlike_scales(kernel: Kernel, rows: "SourceRows | Rows", names: Sequence[str] | None) -> None:
     """Log that some columns vary far less than others, if the kernel treats all columns alike."""
     from dkfm.estimators import standardization
     from dkfm.gram.streamed_rows import SourceRows
@@ -286,7 +287,7 @@ def _log_unlike_scales(kernel: Kernel, rows: "SourceRows | Rows") -> None:
         sample = read_evenly_spaced_rows(rows.source, _SAMPLED_ROWS)
     else:
         sample = rows[:: max(1, rows.shape[0] // _SAMPLED_ROWS)]
-    if (text := standardization.describe_unlike_scales(sample)) is not None:
+    if (text := standardization.describe_unlike_scales(sample, names)) is not None:
         log_stage("input", text)
 
 

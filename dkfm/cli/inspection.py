@@ -88,7 +88,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
         **({"classes": list(record.classes)} if record.classes else {}),
         **_describe_variance(record),
         **_describe_shrinkage(record),
-        **_describe_left_out_errors(record),
+        **_describe_penalty(record),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
         "bytes": record.model.total_nbytes,
@@ -119,12 +119,13 @@ def _describe_shrinkage(record: Record) -> dict[str, object]:
     return {"shrinkage": value} if isinstance(value, float) and isfinite(value) else {}
 
 
-def _describe_left_out_errors(record: Record) -> dict[str, object]:
-    """Return the leave-one-out errors by which the penalty was selected, if there are any and the record is valid."""
+def _describe_penalty(record: Record) -> dict[str, object]:
+    """Return the penalty of a regression, and the errors of left-out rows that chose it, if the record is sound."""
     classes = {"KernelRidge": StoredRidge, "KernelRidgeClassifier": StoredRidgeClassifier}
     with suppress(Exception):  # a record of an unknown store may raise anything
-        errors = classes[record.estimator].from_record(record).left_out_errors
-        return {} if errors is None else {"left_out_errors": errors.tolist()}
+        errors = classes[record.estimator].from_record(record).left_out_rmse
+        facts = {"alpha": record.parameters["fitted_alpha"]}
+        return facts if errors is None else facts | {"left_out_rmse": errors.tolist()}
     return {}
 
 

@@ -106,13 +106,13 @@ def _describe_penalties(stored: "StoredRidge") -> str:
     alpha = stored.parameters["fitted_alpha"]
     penalties = cast("list[float]", alpha if isinstance(alpha, list) else [alpha])
     text = f"alpha {_format_range(penalties)}"
-    if stored.left_out_errors is None:
+    if stored.left_out_rmse is None:
         return text
     path = cast("Array", stored.values["alphas"])
     if path.min() in penalties or path.max() in penalties:
         text += f", at an end of the penalties that were tried, {_format_range(path)}"
     of = " of decision values" if stored.has_classes else ""
-    return f"{text}, root mean squared error{of} of left-out rows {_format_range(stored.left_out_errors)}"
+    return f"{text}, root mean squared error{of} of left-out rows {_format_range(stored.left_out_rmse)}"
 
 
 def _format_range(values: "Iterable[float] | Array") -> str:
@@ -146,9 +146,9 @@ def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, o
     if isinstance(stored, StoredDiscriminants):
         facts |= {"shrinkage": stored.values["shrinkage"]}
     if isinstance(stored, StoredRidge):
-        errors = stored.left_out_errors
+        errors = stored.left_out_rmse
         facts |= {"alpha": stored.parameters["fitted_alpha"]}
-        facts |= {} if errors is None else {"left_out_errors": errors.tolist()}
+        facts |= {} if errors is None else {"left_out_rmse": errors.tolist()}
     certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
     return facts | certificates
 

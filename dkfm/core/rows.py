@@ -135,6 +135,12 @@ def _as_csr(X: object, name: str) -> Sparse:
 
     dtype = cast("np.dtype[np.generic]", X.dtype)  # type: ignore[attr-defined]  # every sparse array has one
     require_real_matrix(X.shape, dtype, name)  # type: ignore[attr-defined]  # and the other
+    for part in ("indices", "indptr"):
+        index_dtype = getattr(getattr(X, part, None), "dtype", np.dtype(np.int64))
+        if index_dtype.kind not in "iu" or index_dtype == np.uint64:
+            raise InvalidInputError(
+                f"{name} is no sound sparse array: its {part} are {index_dtype} and must be integers."
+            )
     try:
         _check_sparse_format(X)
         rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw

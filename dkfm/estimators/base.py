@@ -79,7 +79,7 @@ class KernelEstimator(ScoringMixin):
             raise InvalidInputError(f"on_indefinite must be one of {known}, and is {self.on_indefinite!r}.")
         training_data: TrainingData
         if isinstance(X, SourceRows):
-            training_data = StreamedRows.from_source(kernel, X.source)
+            training_data = StreamedRows.from_source(kernel, X)
         else:
             training_data = as_training_data(kernel, X, copy=copy)
         require_unique_names(column_names(X) or (), "X has")

@@ -1,11 +1,12 @@
 """Standardize the columns of training rows to mean 0 and variance 1, as a part of the kernel."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from sklearn.preprocessing import StandardScaler
 
 from dkfm.core import chunking
+from dkfm.core.display.quantities import format_names
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.gram.streamed_rows import SourceRows
@@ -59,18 +60,20 @@ def fit_scaler(X: object, sample_weight: object = None) -> StandardScaler:
     return scaler
 
 
-def describe_unlike_scales(X: Rows) -> str | None:
-    """Return a sentence if some columns vary far less than others; None otherwise, and for sparse rows."""
+def describe_unlike_scales(X: Rows, names: Sequence[str] | None = None) -> str | None:
+    """Return a sentence if some columns, which may have names, vary far less than others; None for sparse rows."""
     if not isinstance(X, np.ndarray):
         return None
     with np.errstate(over="ignore", invalid="ignore"):  # of squares that overflow nothing is said
-        deviations = X.std(axis=0)[X.min(axis=0) < X.max(axis=0)]
-        small = int((deviations < _SMALL_SHARE * deviations.max(initial=0.0)).sum())
-    if not small or not np.isfinite(deviations).all():
+        deviations, varies = X.std(axis=0), X.min(axis=0) < X.max(axis=0)
+        largest = float(deviations[varies].max(initial=0.0))
+        small = np.flatnonzero(varies & (deviations < _SMALL_SHARE * largest))
+    if not len(small) or not np.isfinite(deviations[varies]).all():
         return None
+    named = "" if names is None else f" ({format_names([names[column] for column in small.tolist()])})"
     return (
-        f"{small:,} of {len(deviations):,} columns that vary have a standard deviation below a hundredth of the "
-        f"largest, {deviations.max():.2g}, so they hardly count in distances and inner products. If units differ, "
+        f"{len(small):,} of {varies.sum():,} columns that vary{named} have a standard deviation below a hundredth of "
+        f"the largest, {largest:.2g}, so they hardly count in distances and inner products. If units differ, "
         "standardize them (standardize=True, --standardize)."
     )
 

@@ -121,14 +121,14 @@ def watch(source: WatchedInput) -> Iterator[Watch]:
 
 
 @contextmanager
-def require_unchanged(source: WatchedInput, verb: str, remedy: str) -> Iterator[None]:
+def require_unchanged(source: WatchedInput, verb: str, remedy: str) -> Iterator[Watch]:
     """Raise an InvalidInputError at the end if an input has changed, also in place of another error.
 
     `verb` and `remedy` are parts of the message, as for `Watch.require_same`.
     """
     with watch(source) as watched:
         try:
-            yield
+            yield watched
         except DkfmError:
             watched.require_same(verb, remedy)
             raise

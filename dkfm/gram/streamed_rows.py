@@ -12,6 +12,7 @@ import zarr
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, stack_rows
 from dkfm.errors import KernelError
+from dkfm.files.change_detection import Watch
 from dkfm.files.row_values import allocate_row_values
 from dkfm.gram.training_data import Indices, TrainingRows
 from dkfm.kernels.base import Kernel
@@ -46,11 +47,13 @@ class StreamedRows:
 
     kernel: Kernel
     source: Source
+    watch: Watch | None = None
+    """Watch of the source since it was opened, if it may change."""
 
     @classmethod
-    def from_source(cls, kernel: Kernel, source: Source) -> "StreamedRows":
+    def from_source(cls, kernel: Kernel, rows: "SourceRows") -> "StreamedRows":
         """Return the rows of a source, with the kernel resolved on some of them."""
-        return cls(kernel.resolve(read_evenly_spaced_rows(source, _RESOLVING_ROWS)), source)
+        return cls(kernel.resolve(read_evenly_spaced_rows(rows.source, _RESOLVING_ROWS)), rows.source, rows.watch)
 
     @property
     def indexable_rows(self) -> Rows:
@@ -115,6 +118,8 @@ class SourceRows:
     """Rows of a source, indexed by number like those of an array."""
 
     source: Source
+    watch: Watch | None = None
+    """Watch of the source since it was opened, if it may change."""
 
     @property
     def shape(self) -> tuple[int, int]:

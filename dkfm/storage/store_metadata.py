@@ -58,6 +58,7 @@ _METADATA_KEYS = {
     *("attributes", "storage_transformers", "dimension_names"),
 }
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{32}-[0-9]{6,}\.json")
+_CHUNK_PATH = re.compile(r"c(/\d+)*")
 _PART_NAME = re.compile(r"part-[0-9]{5,}\.parquet")
 _CHUNK_GRID_FOLDER = re.compile(r"[^/]+/c/")
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -370,8 +371,11 @@ def require_array_name(root: Path, name: object) -> str:
 
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:
-    """Raise a DamagedStoreError unless every chunk of an array that dkfm wrote exists and has its exact size."""
+    """Raise a StoreError unless an array that dkfm wrote has its chunks, of their exact sizes, and nothing else."""
     sizes = {name: size for name, size in list_file_sizes(path).items() if name != "zarr.json"}
+    foreign = next((name for name in sizes if not _CHUNK_PATH.fullmatch(name)), None)
+    if foreign is not None:
+        raise UnsupportedStoreError(f"{path} holds {foreign}, which is no chunk of an array; move it elsewhere.")
     if len(sizes) != prod(info.grid):  # first: an untrusted shape may have too many chunks to loop over
         raise DamagedStoreError(f"{path} has {len(sizes)} chunks and must have {prod(info.grid)}.")
     if not sizes:

@@ -105,6 +105,15 @@ def test_columns_that_hardly_count_are_told(tmp_path, monkeypatch, rng, options,
     assert (sentence in ended.stderr) is told
 
 
+def test_columns_that_hardly_count_are_named(tmp_path, monkeypatch, rng):
+    pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
+    monkeypatch.chdir(tmp_path)
+    X = rng.normal(size=(60, 4)) * [0.0, 1.0, 1000.0, 1.0]
+    pd.DataFrame(X, columns=["constant", "height", "income", "rate"]).to_parquet("x.parquet")
+    ended = CliRunner().invoke(main, ["fit", "x.parquet", "model", "--method", "pca", "--kernel", "linear"])
+    assert "2 of 3 columns that vary (columns 'height', 'rate') have a standard" in ended.stderr
+
+
 @pytest.mark.slow
 def test_the_same_seed_chooses_the_same_landmarks(fit):
     chosen = []

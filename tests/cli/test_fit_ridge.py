@@ -91,15 +91,15 @@ def test_errors_of_left_out_rows_are_told(data, targets):
     facts = json.loads(run(f"{line} --alpha loo --json"))
     found, y = dkfm.load("m"), np.load(f"{targets}.npy")
     expected = np.sqrt(np.mean((found.loo_predictions_ - y) ** 2, axis=0)).reshape(-1)
-    np.testing.assert_allclose(facts["left_out_errors"], expected, rtol=1e-9)
+    np.testing.assert_allclose(facts["left_out_rmse"], expected, rtol=1e-9)
     np.testing.assert_array_equal(facts["alpha"], found.alpha_)
     told = json.loads(CliRunner().invoke(main, ["info", "m", "--json"]).stdout)
-    assert told["left_out_errors"] == facts["left_out_errors"]
+    assert (told["left_out_rmse"], told["alpha"]) == (facts["left_out_rmse"], facts["alpha"])
     ends = " to ".join(sorted({f"{error:.3g}" for error in expected}, key=float))
     summary = run(f"{line} --alpha loo --overwrite")
     assert f", root mean squared error of left-out rows {ends}, certificate" in summary
     assert "left-out" not in run(f"{line} --alpha 1 --overwrite")
-    assert "left_out_errors" not in json.loads(CliRunner().invoke(main, ["info", "m", "--json"]).stdout)
+    assert "left_out_rmse" not in json.loads(CliRunner().invoke(main, ["info", "m", "--json"]).stdout)
 
 
 def test_a_penalty_at_an_end_of_its_path_is_told(data, rng):

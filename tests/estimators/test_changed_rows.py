@@ -8,6 +8,7 @@ from dkfm import ExactFeatureMap, kernels
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.gram import streamed_pivots
+from dkfm.gram.streamed_rows import StreamedRows
 
 K = kernels.Gaussian(2.0)
 X = np.random.default_rng(0).normal(size=(700, 3))
@@ -36,15 +37,23 @@ def test_rows_that_change_meanwhile_leave_the_estimator_as_it_was(path, monkeypa
         check_is_fitted(phi)
 
 
-def test_rows_that_change_end_a_search_after_its_round(path, monkeypatch):
-    rounds, run_round = [], streamed_pivots._run_round
+@pytest.mark.parametrize("when", ["before the search", "in a round"])
+def test_rows_that_change_end_a_search_after_its_round(path, monkeypatch, when):
+    rounds, run_round, open_rows = [], streamed_pivots._run_round, StreamedRows.from_source
 
-    def change(*given):
+    def run_and_change(*given):
         rounds.append(given)
         run_round(*given)
-        np.save(path, X + 1)
+        if when == "in a round":
+            np.save(path, X + 1)
 
-    monkeypatch.setattr(streamed_pivots, "_run_round", change)
+    def open_and_change(*given):
+        if when == "before the search":
+            np.save(path, X + 1)
+        return open_rows(*given)
+
+    monkeypatch.setattr(streamed_pivots, "_run_round", run_and_change)
+    monkeypatch.setattr(StreamedRows, "from_source", open_and_change)
     with pytest.raises(InvalidInputError, match=r"x.npy changed while it was read, .*; fit again"):
         ExactFeatureMap(K, basis="cholesky").fit(path)
     assert len(rounds) == 1

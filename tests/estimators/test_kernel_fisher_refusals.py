@@ -41,6 +41,8 @@ def test_a_parameter_that_cannot_be_is_told_in_a_sentence(parameters, words, dat
     ("labels", "words"),
     [
         (None, "requires y"),
+        (["a", 1] * 60, "y mixes words and others"),
+        (["a", None] * 60, r"in row 1 \(60 of 120 rows\)"),
         (np.zeros(120), "1 class"),
         (np.zeros(119), "119 labels and X has 120 rows"),
         (np.linspace(0, 1, 120), "label a row"),
@@ -51,7 +53,20 @@ def test_a_parameter_that_cannot_be_is_told_in_a_sentence(parameters, words, dat
         (np.zeros((120, 2)), "label a row"),
         (np.zeros(120, "datetime64[s]"), "Unknown label type: datetime64"),
     ],
-    ids=["none", "one", "few", "numbers", "nan", "no text", "nan in text", "masked", "table", "dates"],
+    ids=[
+        "none",
+        "mixed",
+        "none of a list",
+        "one",
+        "few",
+        "numbers",
+        "nan",
+        "no text",
+        "nan in text",
+        "masked",
+        "table",
+        "dates",
+    ],
 )
 def test_labels_that_are_none_are_told_in_a_sentence(labels, words, data):
     with pytest.raises(InvalidInputError, match=words):

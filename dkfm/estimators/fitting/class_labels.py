@@ -42,6 +42,8 @@ def check_label_array(y: object, n: int, name: str) -> Labels:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
     require_unmasked(y, "y")
     require_no_name(y)
+    if isinstance(y, list | tuple) and len({isinstance(label, str) for label in y if not _is_missing(label)}) > 1:
+        raise InvalidTypeError("Unknown label type: y mixes words and others, and labels are of one kind.")
     try:
         computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
         labels = column_or_1d(_convert_nullable_integers(computed), warn=True)

@@ -1,7 +1,7 @@
 """Find the pivots of training rows, and sum their features, by passes over rows that may stay in their store."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,12 @@ def open_stored_rows(
     """
     with (
         open_input(X, "X", find_client(None), fitted_columns=fitted_columns) as source,
-        change_detection.require_unchanged(source, "read", "fit again"),
+        change_detection.require_unchanged(source, "read", "fit again") as watch,
     ):
-        rows = (
-            SourceRows(source) if streams else read_finite(source.with_float32_preserved(), slice(0, source.shape[0]))
-        )
+        if streams:
+            rows: object = SourceRows(source, watch)
+        else:
+            rows = read_finite(source.with_float32_preserved(), slice(0, source.shape[0]))
         yield rows, source.columns if isinstance(source, NamedColumns) else None
 
 
@@ -117,6 +118,7 @@ def find_pivots(
     """
     kernel = data.kernel
     source = data.source if isinstance(data, StreamedRows) else MemorySource(data.indexable_rows)
+    watch = data.watch if isinstance(data, StreamedRows) else None
     n, d = source.shape[0], source.float64s_per_row
     count = min(limit or n, n)
     each = budget.pivot_task_bytes(d, min(count, _TYPICAL_RANK), kernel.peak_blocks, kernel.landmark_copies)
@@ -125,7 +127,6 @@ def find_pivots(
         _open_checkpoint(workspace, kernel, source, tol, limit, rng) as checkpoint,
         open_executor(None) as executor,
         _share_training_rows(source, executor, each, workspace) as (readable, shared),
-        nullcontext() if source.location is None else change_detection.watch(source) as watch,
         progress.step_bar("dkfm-root", None, "pivot", show_progress) as bar,
     ):
         where = describe_place(executor)

@@ -17,7 +17,8 @@ def require_storable(labels: Labels) -> Labels:
     kind = labels.dtype.kind
     too_wide = kind == "f" and labels.dtype.itemsize > np.dtype(np.float64).itemsize
     if kind not in _JSON_TYPES or too_wide or (kind == "O" and not all(isinstance(value, str) for value in labels)):
-        raise InvalidTypeError(f"Unknown label type: {labels.dtype}; labels are whole numbers, bools or words.")
+        known = "labels are whole numbers, bools or words, all of one kind"
+        raise InvalidTypeError(f"Unknown label type: {labels.dtype}; {known}.")
     return labels
 
 

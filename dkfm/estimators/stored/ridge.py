@@ -57,7 +57,7 @@ class StoredRidge(StoredEstimator):
         return record
 
     @property
-    def left_out_errors(self) -> Array | None:
+    def left_out_rmse(self) -> Array | None:
         """Root mean squared errors of left-out rows, (q,), or (1,) of a classifier; None if none chose the penalty."""
         errors = self.values.get("loo_errors")
         return None if errors is None else np.sqrt(np.atleast_2d(np.transpose(cast("Array", errors))).min(axis=1))
