@@ -64,12 +64,12 @@ def require_rows_container(X: object) -> None:
         raise InvalidInputError("A LazyFrame of polars is a query and holds no rows yet; call its collect() first.")
 
 
-def require_no_path(X: object) -> None:
-    """Raise an InvalidInputError if X is a path where rows in memory are needed."""
+def require_no_path(X: object, name: str = "X") -> None:
+    """Raise an InvalidInputError if X is a path, or another text, where rows in memory are needed."""
     if isinstance(X, str | os.PathLike):
         raise InvalidInputError(
-            f"Rows in memory are needed here, and {os.fspath(X)!r:.100} is a path: read the file first. `batch_score` "
-            "scores files."
+            f"{name} must hold rows in memory here, and is {os.fspath(X)!r:.100}; if that is a path, read the file "
+            "first. `batch_score` scores files."
         )
 
 
@@ -84,7 +84,7 @@ def _require_no_times(X: object, name: str) -> None:
 def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the check for finite values."""
     require_rows_container(X)
-    require_no_path(X)
+    require_no_path(X, name)
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
     require_unmasked(X, name)

@@ -20,7 +20,7 @@ _SMALL_SHARE = 0.01
 """Share of the largest standard deviation of a column below which a message says that others are small."""
 
 _ALIKE = DistanceKernel, Linear, Polynomial, Sigmoid, Cosine, ArcCosine, Constant
-"""Kernels that a change of the scales of columns makes sense for."""
+"""Kernels of rows whose columns may be standardized; those of histograms take no negative numbers."""
 
 _MIN_VARIANCE = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 """Smallest variance whose square keeps all digits."""
@@ -79,7 +79,7 @@ def describe_unlike_scales(X: Rows, names: Sequence[str] | None = None) -> str |
 
 
 def treats_columns_alike(kernel: Kernel) -> bool:
-    """Return whether a kernel is one of distances or inner products without a scale or a choice of its own columns."""
+    """Return whether a kernel of distances or inner products takes all columns, and has one scale for all of them."""
     if parts := list(kernel.iter_parts()):
         return not isinstance(kernel, Warped | Columns | Outer) and all(map(treats_columns_alike, parts))
     has_scales = any(isinstance(value, tuple) for value in vars(kernel).values())
@@ -88,20 +88,20 @@ def treats_columns_alike(kernel: Kernel) -> bool:
 
 def _iter_counted_rows(X: object, sample_weight: object) -> Iterator[tuple[Rows, Array | None]]:
     """Yield the rows of nonzero weight, in parts, with their weights, which are None if all are equal."""
-    n = X.shape[0] if isinstance(X, SourceRows) else as_rows(X).shape[0]
+    given = X if isinstance(X, SourceRows) else as_rows(X)
     is_weighted = sample_weight is not None and not isinstance(sample_weight, int | float | np.number)
-    weights = check_sample_weight(sample_weight, n) if is_weighted else None
-    for part, rows in _iter_parts(X):
+    weights = check_sample_weight(sample_weight, given.shape[0]) if is_weighted else None
+    for part, rows in _iter_parts(given):
         if weights is None or weights[part].all():
             yield rows, None if weights is None else weights[part]
         elif len(counted := np.flatnonzero(weights[part])):
             yield rows[counted], weights[part][counted]
 
 
-def _iter_parts(X: object) -> Iterator[tuple[slice, Rows]]:
+def _iter_parts(X: SourceRows | Rows) -> Iterator[tuple[slice, Rows]]:
     """Yield slices and their rows; the rows of a source are read in parts."""
     if not isinstance(X, SourceRows):
-        yield slice(None), as_rows(X)
+        yield slice(None), X
         return
     for part in chunking.row_slices(X.shape[0], chunking.choose_tile_rows(X.source.float64s_per_row)):
         yield part, read_finite(X.source, part)

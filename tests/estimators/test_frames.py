@@ -97,7 +97,7 @@ TAKE_ROWS_IN_MEMORY = {
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_path_is_refused_as_one_where_rows_in_memory_are_needed(kind, call, tmp_path):
     np.save(tmp_path / "x.npy", ROWS)
-    with pytest.raises(InvalidInputError, match=r"^Rows in memory are needed here, and .*x\.npy' is a path: read"):
+    with pytest.raises(InvalidInputError, match=r"must hold rows in memory here, and is .*x\.npy'; if that is a path"):
         TAKE_ROWS_IN_MEMORY[call](kind(tmp_path / "x.npy"))
 
 
