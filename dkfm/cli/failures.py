@@ -26,7 +26,7 @@ Exit codes:
   0    done
   1    an invalid or missing input, model or file, too little memory or disk, or another error
   2    wrong usage
-  3    a cluster failure: no scheduler, or workers that are lost or unsuitable
+  3    a cluster failure: no scheduler, or workers that are lost or unfit
   4    a partial output: some chunks failed, all others are complete
   130  interrupted
 With --json a failure is a JSON object on standard output too:

@@ -123,9 +123,7 @@ def _describe_penalty(record: Record) -> dict[str, object]:
     """Return the penalty of a regression, and the errors of left-out rows that chose it, if the record is sound."""
     classes = {"KernelRidge": StoredRidge, "KernelRidgeClassifier": StoredRidgeClassifier}
     with suppress(Exception):  # a record of an unknown store may raise anything
-        errors = classes[record.estimator].from_record(record).left_out_rmse
-        facts = {"alpha": record.parameters["fitted_alpha"]}
-        return facts if errors is None else facts | {"left_out_rmse": errors.tolist()}
+        return classes[record.estimator].from_record(record).describe_penalty()
     return {}
 
 

@@ -146,9 +146,7 @@ def describe_fitted_model(stored: "StoredEstimator | StoredFold") -> dict[str, o
     if isinstance(stored, StoredDiscriminants):
         facts |= {"shrinkage": stored.values["shrinkage"]}
     if isinstance(stored, StoredRidge):
-        errors = stored.left_out_rmse
-        facts |= {"alpha": stored.parameters["fitted_alpha"]}
-        facts |= {} if errors is None else {"left_out_rmse": errors.tolist()}
+        facts |= stored.describe_penalty()
     certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
     return facts | certificates
 

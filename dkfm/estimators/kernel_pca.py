@@ -312,8 +312,7 @@ class KernelPCA(InverseTransformMixin):
         return ComponentOptions(pca.check_n_components(self.n_components), check_dtype(dtype), self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
-        # The eigenvectors save a second kernel product. They have no entries for rows of weight 0, and their entries
-        # for rows of small weight may be mostly rounding error.
+        # Eigenvectors save a second kernel product, but lack rows of weight 0, and round for rows of small weight.
         weights = vars(self).get("sample_weight_")
         if weights is not None:
             too_light = weights.min() < MIN_WEIGHT_SHARE * weights.max()
@@ -324,7 +323,8 @@ class KernelPCA(InverseTransformMixin):
 
     @property
     def _component_weights(self) -> Array:
-        return (head := self.model_.head("scores")).weights[:, : head.n_columns]
+        head = self.model_.head("scores")
+        return head.weights[:, : head.n_columns]
 
     @property
     def eigenvectors_(self) -> Array:

@@ -275,7 +275,7 @@ def _remove(folder: Path) -> None:
         found = list(folder.iterdir())
         own = [path for path in found if path.name in (_STATE, _LOCK) or _is_own(path)]
         if len(own) < len(found):
-            for path in sorted(own, key=lambda path: {_STATE: 0, _LOCK: 2}.get(path.name, 1)):  # the lock is held last
+            for path in sorted(own, key=lambda path: (path.name != _STATE, path.name == _LOCK)):  # the lock goes last
                 path.unlink()
             return
         aside = local.hidden_sibling(folder, "removed")

@@ -127,11 +127,10 @@ def verify_scores(
     source, loaded = _open_input_of_same_shape(against, output, record), record.model
     slices = _spread_slices(output.rows, sample)
     _log_sample(source, loaded, output, slices)
-    with change_detection.watch(source) as watch:
+    with change_detection.require_unchanged(source, "compared", "verify again"):
         has_ids = all(_compare_ids(output, receipts, source, rows) for rows in slices)
         reference = ReferenceScorer(loaded)
         worst = max(_compute_max_error_ratio(output, receipts, reference, source, rows) for rows in slices)
-        watch.require_same("compared", "verify again")
     sampled = sum(rows.stop - rows.start for rows in slices)
     return ScoresVerification(output.rows, output.n_chunks, sampled, worst, has_ids)
 

@@ -62,6 +62,11 @@ class StoredRidge(StoredEstimator):
         errors = self.values.get("loo_errors")
         return None if errors is None else np.sqrt(np.atleast_2d(np.transpose(cast("Array", errors))).min(axis=1))
 
+    def describe_penalty(self) -> dict[str, object]:
+        """Return the penalties, and the errors of left-out rows if these selected them, as JSON values."""
+        facts = {"alpha": self.parameters["fitted_alpha"]}
+        return facts if self.left_out_rmse is None else facts | {"left_out_rmse": self.left_out_rmse.tolist()}
+
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
         values, scales, norms = (cast("Array", self.values[name]) for name in self.names.required_arrays)
         return self.measure_predictions(scorer, landmarks, values).to_certificate(scales, norms)
