@@ -94,6 +94,7 @@ def test_the_memory_of_standardized_landmarks_is_counted(fit, monkeypatch):
         ("--kernel gaussian --standardize", False),
         ("--kernel gaussian:sigma=0.01,10,0.01", False),
         ("--kernel chi_squared", False),
+        ('--kernel {"name":"columns","kernel":{"name":"gaussian","sigma":1},"columns":[0,1,2]}', False),
     ],
 )
 def test_columns_that_hardly_count_are_told(tmp_path, monkeypatch, rng, options, told):

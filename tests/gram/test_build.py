@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 import dkfm
 from dkfm import kernels
-from dkfm.errors import BudgetError, DamagedStoreError, DkfmError, InvalidInputError, KernelError, StoreExistsError
+from dkfm.errors import (
+    BudgetError,
+    DamagedStoreError,
+    DkfmError,
+    InvalidInputError,
+    KernelError,
+    StoreExistsError,
+    UnsupportedStoreError,
+)
 from dkfm.gram import build as gram
 from dkfm.sources import base
 from dkfm.sources.memory import MemorySource
@@ -272,6 +280,15 @@ def test_a_tile_that_is_lost_from_a_finished_gram_is_told(tmp_path, rng):
     (tmp_path / "gram" / "gram" / "c" / "1" / "0").unlink()
     with pytest.raises(DamagedStoreError, match="build again"):
         dkfm.build_gram(K, X, tmp_path / "gram")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "c/notes.txt", "c/0/notes.txt"])
+def test_a_file_that_is_no_tile_is_named_and_not_to_be_deleted(tmp_path, rng, name):
+    X = rng.normal(size=(20, 3))
+    dkfm.build_gram(K, X, tmp_path / "g", tile_rows=8)
+    (tmp_path / "g" / "gram" / name).write_text("mine")
+    with pytest.raises(UnsupportedStoreError, match=rf"holds {name}, which is no chunk .* move it elsewhere.$"):
+        dkfm.build_gram(K, X, tmp_path / "g", tile_rows=8)
 
 
 @pytest.mark.slow
