@@ -1,6 +1,6 @@
 """Define the links, a closed registry: a link is the last step of a head, from the product of a tile to the output."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,14 @@ NOT_NEGATIVE = "not_negative"
 
 NO_CODE = -1
 """Code of a row whose product is not finite, and so has no class; links that return floats give NaN."""
+
+_OUTPUTS_OF_CLASSES = ("decision_function", "predict_proba")
+"""Outputs with a column for each class, but for a single one that decides between two classes."""
+
+
+def name_class_columns(output: str, width: int, classes: Sequence[object]) -> tuple[str, ...]:
+    """Return the labels, as text, of the classes that the columns of an output stand for; empty if they do not."""
+    return tuple(map(str, classes)) if output in _OUTPUTS_OF_CLASSES and width == len(classes) else ()
 
 
 def _identity(product: Array, diagonal: ComputeDiagonal) -> Array:

@@ -26,11 +26,13 @@ from dkfm.files.change_detection import Watch
 from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_no_foreign_suffix
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
+from dkfm.numerics.links import name_class_columns
 from dkfm.numerics.model import Model
 from dkfm.scoring import appending, output_store, planning
 from dkfm.scoring.appending import InputFiles, may_enlarge_chunks
 from dkfm.scoring.formats.chunk_files import OutputColumns
 from dkfm.scoring.formats.id_array import choose_id_dtype, propose_parquet
+from dkfm.scoring.formats.label_column import Label, is_parquet_text
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan, WriteCopies
@@ -263,13 +265,17 @@ def _build_output(
     is_table = _is_table(target)
     if is_table:
         require_pyarrow()
+        _require_text_of_parquet(record.classes)
     if request.id_column == "" or (request.id_column is not None and not isinstance(given, HasIds)):
         raise InvalidInputError(f"id_column names a column of a table, and is {request.id_column!r} of {given.name}.")
-    labels = {"predict": record.target_names} if len(record.target_names) > 1 else {}
     columns = tuple(
-        OutputColumns(name, heads[name].width, prefixes[name], heads[name].output_dtype.name, labels.get(name, ()))
+        OutputColumns(
+            *(name, heads[name].width, prefixes[name], heads[name].output_dtype.name),
+            _name_columns(record, name, is_table),
+        )
         for name in names
     )
+    has_labels = is_table and any(entry.has_codes for entry in columns)
     if is_table and request.id_column in [*names, *(name for entry in columns for name in entry.names)]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as scores or a column of them; rename it.")
     return Output(
@@ -286,10 +292,26 @@ def _build_output(
             "id_column": request.id_column,
             "form": output_store.PARQUET if is_table else None,
             "chunk_rows": str(plan.chunk_rows),
+            **({"predictions": output_store.LABELS} if has_labels else {}),
             **({} if is_table else _make_id_settings(request.id_column, given, columns, target)),
         },
         classes=record.classes,
     )
+
+
+def _name_columns(record: Record, output: str, is_table: bool) -> tuple[str, ...]:
+    """Return the names of the targets, or in a table of the classes, that the columns of an output stand for."""
+    if output == "predict" and len(record.target_names) > 1:
+        return record.target_names
+    return name_class_columns(output, record.model.heads[output].width, record.classes) if is_table else ()
+
+
+def _require_text_of_parquet(classes: Sequence[Label]) -> None:
+    for label in classes:
+        if not is_parquet_text(label):
+            raise InvalidInputError(
+                f"Parquet cannot hold the class {label!r:.100}; write a Zarr output, which has numbers of classes."
+            )
 
 
 def _make_id_settings(

@@ -15,20 +15,22 @@ from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
 from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns
 from dkfm.scoring.formats.id_array import DTYPES, MAX_TEXT_ROWS, IdArray
+from dkfm.scoring.formats.label_column import Label, is_parquet_text
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.sources.parquet_files.journal import FileStat, write_file_stats
 from dkfm.storage import own_files, store_metadata, zarr_store
+from dkfm.storage.model_store import are_labels
 from dkfm.storage.output_files import OutputLocation, output_at
 
 PARQUET = "parquet"
 """Value of the setting `form` for a folder of Parquet files."""
 
+LABELS = "labels"
+"""Value of the setting `predictions` if Parquet files have labels in place of the codes of classes."""
+
 ArrayLayout = tuple[tuple[int, ...], tuple[int, ...], str]
 """Shape, shape of chunks and dtype of an array."""
-
-Label = str | int | float
-"""Type of a class label."""
 
 _MAX_NAME_LENGTH = 100
 """Longest name of an array, in bytes."""
@@ -71,7 +73,8 @@ class Output:
     def format(self) -> ParquetChunks | ZarrChunks:
         """Format of the chunks on disk."""
         if self.is_table:
-            return ParquetChunks(self.output_location, self.columns, self.settings.get("id_column"))
+            classes = self.classes if self.settings.get("predictions") == LABELS else ()
+            return ParquetChunks(self.output_location, self.columns, self.settings.get("id_column"), classes)
         return ZarrChunks(self.output_location, self.columns, self.chunk_rows, self.ids)
 
     @property
@@ -127,7 +130,7 @@ class Output:
             return f"the input {other.input['name']} has changed since"
         if self.columns != other.columns:
             was, now = (", ".join(columns.output for columns in output.columns) for output in (self, other))
-            return f"the output is {now} and was {was}"
+            return "its columns have other names" if was == now else f"the output is {now} and was {was}"
         return self._describe_other_setting(other.settings)
 
     def _describe_other_setting(self, others: Mapping[str, str | None]) -> str | None:
@@ -137,6 +140,8 @@ class Output:
             was, now = self.settings.get("id_column"), others["id_column"]
             given = "no id_column (--id-column) is given" if now is None else f"id_column (--id-column) is {now!r}"
             return f"{given}, and {'none' if was is None else repr(was)} was given when it was written"
+        if "predictions" in changed:
+            return "it has codes in place of labels, as in earlier versions"
         if changed:
             return f"{changed[0]} is {others[changed[0]]} and was {self.settings.get(changed[0])}"
         return None
@@ -284,6 +289,8 @@ def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
     if (settings.get("form") == PARQUET) != (own.get("form") == PARQUET):
         raise ValueError("its form")
     classes = tuple(map(_require_label, own["classes"]))
+    if settings.get("predictions") == LABELS and not (are_labels(classes) and all(map(is_parquet_text, classes))):
+        raise ValueError("a class")
     creation_id = _require_text(own["run"])
     return Output(root, columns, rows, chunk_rows, precision, model, source, settings, classes, creation_id)
 

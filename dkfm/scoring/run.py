@@ -81,8 +81,8 @@ def batch_score(
         and damaged chunks are scored again. Anything else raises an error.
     output : str or sequence of str, optional
         Outputs of the model to compute in one pass. A KernelPCA has "scores" (default) and "reconstruction_error"; a
-        feature map has "features" (default) and "residual". A classifier has "predict": int64 codes of the classes
-        that the output's attributes list, -1 for an invalid row (in Parquet, null).
+        feature map has "features" (default) and "residual". A classifier has "predict": labels in Parquet, null for an
+        invalid row, and in Zarr int64 codes of the classes that the output's attributes list, -1 for an invalid row.
     client : distributed.Client, optional
         Client of a cluster; by default Dask's current client, else threads of this process.
     on_invalid : {"raise", "nan"}

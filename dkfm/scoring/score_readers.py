@@ -17,7 +17,7 @@ from dkfm.files.arrow_files import reopen_natively
 from dkfm.files.location import locate
 from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_files import compute_checksum_and_size
-from dkfm.scoring.formats.parquet_chunks import ParquetChunks, ids_to_numpy, ids_to_pandas, to_numpy_filling_nulls
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks, ids_to_numpy, to_pandas_exactly
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
@@ -95,7 +95,7 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     -------
     dask.array.Array of shape (n, width), or dask.dataframe.DataFrame of n rows
         The scores: an array for a Zarr store, a data frame for Parquet. Integer ids of a chunk with nulls have pandas'
-        nullable integer dtype.
+        nullable integer dtype. Predicted classes are codes in an array, and labels in a data frame.
 
     Raises
     ------
@@ -174,13 +174,24 @@ def _lazy_frame(output: Output, receipts: ReceiptTable, name: str | None) -> "dd
 def _read_frame(receipt: ChunkReceipt, output: Output) -> "pd.DataFrame":
     rows = output.chunk_slice(receipt.chunk)
     table = _read_table(output, receipt)
-    for columns in output.columns:  # pandas would convert integers with nulls to floats
-        for name in columns.names if columns.dtype == "int64" else []:
-            table = table.set_column(table.column_names.index(name), name, [to_numpy_filling_nulls(table.column(name))])
+    chunk_format, may_have_nulls = _parquet_chunks(output), output.settings["on_invalid"] == "nan"
     frame: pd.DataFrame = table.to_pandas(use_threads=False)  # see `arrow_files`
+    for columns in chunk_format.columns:  # pandas would convert integers with nulls to floats
+        for name in columns.names if columns.has_codes else []:
+            column = table.column(name)
+            if chunk_format.find_labels(columns) is None:
+                frame[name] = chunk_format.read_scores(column, columns)
+            else:
+                frame[name] = to_pandas_exactly(column, nullable=may_have_nulls)  # one dtype for all chunks
     if (ids := output.settings.get("id_column")) is not None:
-        frame[ids] = ids_to_pandas(table.column(ids))
+        frame[ids] = to_pandas_exactly(table.column(ids))
     return frame.set_axis(range(rows.start, rows.stop), axis=0)
+
+
+def _parquet_chunks(output: Output) -> ParquetChunks:
+    chunk_format = output.format
+    assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
+    return chunk_format
 
 
 def _read_table(output: Output, receipt: ChunkReceipt) -> "pa.Table":
@@ -189,8 +200,7 @@ def _read_table(output: Output, receipt: ChunkReceipt) -> "pa.Table":
     import pyarrow.parquet as pq
 
     output_store.require_not_replaced(output.root, output.creation_id)
-    chunk_format = output.format
-    assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
+    chunk_format = _parquet_chunks(output)
     opened = output.output_location.open_for_reading(chunk_format.file_names(receipt.chunk)[0], receipt.bytes)
     if opened is None:
         raise _make_lost_chunk_error(output, receipt.chunk)
@@ -220,7 +230,8 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     Yields
     ------
     block : ndarray of shape (m, width)
-        Scores of the rows of a chunk.
+        Scores of the rows of a chunk. Predicted classes are codes: positions in `classes_`, -1 for a row without a
+        score.
     rows : ndarray of shape (m,)
         Numbers of these rows in the input, or their ids if the output has an id column. Integer ids with nulls are an
         array of objects.
@@ -284,11 +295,11 @@ def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[Ch
     """Return a function that reads the chunk of a receipt from Parquet: its scores, and its row numbers or ids."""
     columns = {columns.output: columns for columns in output.columns}
     selected = columns[_resolve_output_name(output, name)]
-    ids = output.settings.get("id_column")
+    chunk_format, ids = _parquet_chunks(output), output.settings.get("id_column")
 
     def read(receipt: ChunkReceipt) -> _Block:
         table, rows = _read_table(output, receipt), output.chunk_slice(receipt.chunk)
-        block = np.column_stack([to_numpy_filling_nulls(table.column(column)) for column in selected.names])
+        block = np.column_stack([chunk_format.read_scores(table.column(column), selected) for column in selected.names])
         return block, np.arange(rows.start, rows.stop) if ids is None else ids_to_numpy(table.column(ids))
 
     return read

@@ -250,7 +250,7 @@ def _compute_max_error_ratio(
         with np.errstate(over="ignore", invalid="ignore"):
             lost = ~(valid & links.find_valid_rows(expected))
             shares = np.abs(scores - expected) / allowed
-        if columns.dtype == "int64":
+        if columns.has_codes:
             scores[scores < 0] = np.nan
         bad = np.where(np.isnan(scores).any(axis=1), ~lost, lost | ~(shares <= 1).all(axis=1))
         if bad.any():

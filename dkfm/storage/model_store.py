@@ -5,7 +5,7 @@ The marker lists the SHA-256 checksum of every file, so that a change of any byt
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,7 +58,7 @@ class Record:
         counts = {links.count_classes(head.n_columns) for head in heads if links.returns_codes(head.link)}
         if classes is None and not counts:
             return ()
-        if not isinstance(classes, list) or not _are_labels(classes):
+        if not isinstance(classes, list) or not are_labels(classes):
             raise UnsupportedStoreError("The classes of this model are not what dkfm writes.")
         if counts - {len(classes)}:
             raise UnsupportedStoreError(f"This model decides between {counts.pop()} classes, and names {len(classes)}.")
@@ -83,12 +83,12 @@ class Record:
         return [str(name) for name in names] if isinstance(names, list) and names else None
 
 
-def _are_labels(values: list[Any]) -> bool:
+def are_labels(values: Sequence[Any]) -> bool:
     """Return whether values are ascending labels of one type that NumPy can represent."""
     kinds = {type(value) for value in values}
     if len(kinds) != 1 or not kinds <= {bool, int, float, str}:
         return False
-    fits = kinds != {int} or -(2**63) <= values[0] <= values[-1] < 2**64
+    fits = kinds != {int} or (values[0] >= -(2**63) and values[-1] < (2**63 if values[0] < 0 else 2**64))
     return fits and all(before < after for before, after in pairwise(values))
 
 

@@ -75,7 +75,8 @@ def test_what_verify_measures_of_a_model_is_printed_as_json(mapped):
     assert (found["estimator"], found["rank"], found["error_bound"]) == ("ExactFeatureMap", phi.rank_, phi.error_bound_)
     assert found["measured"] == expected.to_dict()
     assert found["measured"]["max_residual"] == expected.residuals.max()
-    assert found["measured"]["between"]["error"] <= found["measured"]["bound"]
+    # A point with itself reaches the bound, and each of the two is rounded in its own way.
+    assert found["measured"]["between"]["error"] <= found["measured"]["bound"] + 1e-14
     assert set(json.loads(mapped("verify map --json").stdout)["measured"]) == {"certificate"}
 
 

@@ -115,7 +115,7 @@ def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
         assert "(100000, 20)" in subprocess.check_output([sys.executable, "-c", code], cwd=folder, text=True)
     if page == "getting_started/table":
         code = re.search(r"```python\n(import dkfm\n.*?)```", PAGES[page], re.S)[1]
-        assert "predict_proba2" in subprocess.check_output([sys.executable, "-c", code], cwd=folder, text=True)
+        assert "class_2 " in subprocess.check_output([sys.executable, "-c", code], cwd=folder, text=True)
     if page == "user_guide/kernels":
         assert dkfm.open_scores(folder / "cauchy.zarr").shape == (500, 5)
     if page == "user_guide/fisher_discriminants":

@@ -50,10 +50,11 @@ def test_a_job_writes_codes_decisions_and_chances_in_one_pass(tmp_path, form, dt
     found = dkfm.open_scores(path) if form == "parquet" else {name: dkfm.open_scores(path, name) for name in names}
     if form == "parquet":
         table = found.compute()
-        assert list(table.columns) == ["predict", *(f"{name}{i}" for name in names[1:] for i in range(3))]
+        assert list(table.columns) == ["predict", *(f"{name}_{kind}" for name in names[1:] for kind in folded.classes_)]
         found = {name: table[[c for c in table.columns if c.startswith(name)]].to_numpy() for name in names[1:]}
-        found["predict"] = table[["predict"]].to_numpy()
-    codes = np.asarray(found["predict"])
+        assert table["predict"].isna().sum() == 1
+        np.testing.assert_array_equal(table["predict"].dropna(), folded.predict(Z[valid]))
+    codes = np.concatenate([block for block, _ in dkfm.iter_scores(path, "predict")])
     assert (codes.dtype, codes[17, 0]) == (np.int64, -1)
     np.testing.assert_array_equal(folded.classes_[codes[valid, 0]], folded.predict(Z[valid]))
     for name in names[1:]:
@@ -66,8 +67,7 @@ def test_a_job_writes_codes_decisions_and_chances_in_one_pass(tmp_path, form, dt
     if form == "zarr":
         own = zarr.open_group(path, mode="r").attrs["dkfm"]
         assert own["classes"] == ["maybe", "no", "yes"]
-    blocks = [block for block, _ in dkfm.iter_scores(path, "predict")]
-    np.testing.assert_array_equal(np.concatenate(blocks)[:, 0], codes[:, 0])
+        np.testing.assert_array_equal(found["predict"], codes)
 
 
 @pytest.mark.parametrize(("model", "name"), [(Ridge(), "Folded"), (PCA(2), "FoldedTransformer")])
@@ -122,7 +122,7 @@ def test_dask_arrays_and_frames_stay_lazy():
     series = folded.predict(rows)
     np.testing.assert_array_equal(series.compute(scheduler="synchronous").to_numpy(), expected)
     chances = folded.predict_proba(rows).compute(scheduler="synchronous")
-    assert list(chances.columns) == ["predict_proba0", "predict_proba1", "predict_proba2"]
+    assert list(chances.columns) == ["predict_proba_u", "predict_proba_v", "predict_proba_w"]
     np.testing.assert_allclose(chances.to_numpy(), folded.predict_proba(frame), rtol=1e-12)
 
 

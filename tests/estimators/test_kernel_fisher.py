@@ -170,7 +170,7 @@ def test_data_frames_of_dask_give_series_of_labels_and_named_chances(data):
     assert labels.tolist() == fda.predict(frame).tolist()
     assert labels.index.equals(frame.index)
     chances = fda.predict_proba(lazily).compute()
-    assert chances.columns.tolist() == ["predict_proba0", "predict_proba1", "predict_proba2"]
+    assert chances.columns.tolist() == ["predict_proba_low", "predict_proba_mid", "predict_proba_top"]
     np.testing.assert_allclose(chances, fda.predict_proba(frame), atol=1e-9)
     assert fda.transform(lazily).compute().columns.tolist() == ["kernelfisher0", "kernelfisher1"]
     assert fda.decision_function(lazily).compute().shape == (120, 3)

@@ -15,7 +15,7 @@ from dkfm import kernels
 from dkfm.core import chunking
 from dkfm.scoring.formats import chunk_files
 from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns, Piece, ReadBackWriter, write_chunk_files
-from dkfm.scoring.formats.parquet_chunks import ParquetChunks, to_numpy_filling_nulls
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.storage.output_files import LocalOutput
 
 
@@ -53,7 +53,7 @@ def test_rows_are_those_of_the_pieces_whatever_the_row_groups(tmp_path_factory, 
         patch.setattr(chunking, "_MIN_GROUP_ROWS", group_rows)
         path, summaries = written(tmp_path_factory.mktemp("out"), sizes, values, classes, ids)
     table = pq.read_table(path)
-    np.testing.assert_array_equal(np.column_stack([to_numpy_filling_nulls(table[f"f{i}"]) for i in range(3)]), values)
+    np.testing.assert_array_equal(np.column_stack([table[f"f{i}"].to_numpy() for i in range(3)]), values)
     assert {table[f"f{i}"].null_count for i in range(3)} == {np.isnan(values[:, 0]).sum()}
     assert table["predict"].to_pylist() == [None if code < 0 else code for code in classes[:, 0].tolist()]
     assert {str(table.schema.field(f"f{i}").type) for i in range(3)} == {str(pa.from_numpy_dtype(np.dtype(dtype)))}
@@ -96,7 +96,7 @@ def test_rows_without_scores_are_null_to_other_readers_and_as_in_a_store_to_ours
         np.testing.assert_array_equal(same, stored)
         np.testing.assert_array_equal(numbers, np.arange(300))
     frame = dkfm.open_scores(tmp_path / "scores.parquet").compute()
-    assert output is None or (frame["predict"].dtype == np.int64 and (frame["predict"] == -1).sum() == n_invalid)
+    assert output is None or (frame["predict"].dtype == pd.Int64Dtype() and frame["predict"].isna().sum() == n_invalid)
     found = dkfm.verify_scores(tmp_path / "scores.parquet", rows)
     assert found.sampled == 300
     assert dkfm.batch_score(fisher, rows, tmp_path / "scores.parquet", **options).scored_chunks == 0

@@ -18,6 +18,7 @@ from dkfm.execution import lazy_scoring
 from dkfm.execution.scoring_threads import choose_scoring_threads
 from dkfm.files.location import locate
 from dkfm.kernels.base import Kernel
+from dkfm.numerics.links import name_class_columns
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer, compute_finite_scores, prepare_compact_scorer
 from dkfm.storage import remote_stores
@@ -57,7 +58,9 @@ class ScoringMixin(HtmlDisplayMixin):
 
     def _output_names(self, output: str) -> list[str]:
         """Return the names of the columns of an output."""
-        width = self.model_.head(output).width
+        width, labels = self.model_.head(output).width, np.asarray(getattr(self, "classes_", ())).tolist()
+        if names := name_class_columns(output, width, labels):
+            return [f"{output}_{name}" for name in names]
         return [output] if width == 1 else [f"{output}{i}" for i in range(width)]
 
     def _score_with_diagonal(self, output: str, X: object, diag: object) -> Array | da.Array:

@@ -23,8 +23,8 @@ class Verification:
     residuals : ndarray of shape (m,), optional
         ``k(z, z) - |phi(z)|^2`` of at most 512 of the given points, clipped at 0.
     bound : float, optional
-        Bound of `between.error`: the largest residual divided by the largest k(z, z); infinite if the kernel was
-        clipped. None without given points, or if the map has no error bound.
+        Bound of `between.error` but for rounding: the largest residual divided by the largest k(z, z); infinite if the
+        kernel was clipped. None without given points, or if the map has no error bound.
     """
 
     certificate: Certificate

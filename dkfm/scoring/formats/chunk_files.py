@@ -44,7 +44,12 @@ class OutputColumns:
     dtype: str
     """Dtype of the columns."""
     labels: tuple[str, ...] = ()
-    """Names of the targets that the columns predict; none if they have no names."""
+    """Names of the targets or classes of the columns; none if they have no names."""
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether the values are codes of classes."""
+        return self.dtype == "int64"
 
     @property
     def row_bytes(self) -> int:

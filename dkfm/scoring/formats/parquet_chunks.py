@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +24,15 @@ from dkfm.scoring.formats.chunk_files import (
     compute_checksum_and_size,
     compute_invalid_mask,
 )
+from dkfm.scoring.formats.label_column import Label, labels_to_codes, make_label_array
 from dkfm.storage.output_files import OutputLocation
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
+
+Mask = npt.NDArray[np.bool_]
 
 _BUFFER_BYTES = 2**20
 """Bytes that Arrow collects before it writes them."""
@@ -67,12 +71,28 @@ class ParquetChunks:
     output_location: OutputLocation
     columns: tuple[OutputColumns, ...]
     id_column: str | None = None
+    classes: tuple[Label, ...] = ()
+    """Labels in place of the codes of classes; empty if there are no codes, or the files have them as they are."""
+
+    @cached_property
+    def labels(self) -> "pa.Array | None":
+        """Labels of the classes as the files have them; None if there are none."""
+        return make_label_array(self.classes) if self.classes else None
+
+    def find_labels(self, columns: OutputColumns) -> "pa.Array | None":
+        """Return the labels that stand for the codes of an output; None if the files have its numbers as they are."""
+        return self.labels if columns.has_codes else None
 
     @property
     def names(self) -> list[str]:
         """Names of the columns of a file: the ids, if any, then the scores."""
         scores = [name for columns in self.columns for name in columns.names]
         return scores if self.id_column is None else [self.id_column, *scores]
+
+    @property
+    def repeating_names(self) -> list[str]:
+        """Names of the columns whose few values the files list once."""
+        return [name for columns in self.columns if self.find_labels(columns) is not None for name in columns.names]
 
     @property
     def row_bytes(self) -> int:
@@ -123,14 +143,12 @@ class ParquetChunks:
 
     def _find_invalid_rows(self, rows: "pa.RecordBatch") -> npt.NDArray[np.bool_]:
         """Return which rows are invalid; raise a ValueError if a column is not one of scores."""
-        import pyarrow as pa
-
         invalid = np.zeros(rows.num_rows, np.bool_)
         for columns in self.columns:
             for name in columns.names:
-                if rows.column(name).type != pa.from_numpy_dtype(np.dtype(columns.dtype)):
+                if rows.column(name).type != self._find_type(columns):
                     raise ValueError(f"The column {name} is not one of scores.")
-                invalid |= compute_invalid_mask(to_numpy_filling_nulls(rows.column(name))[:, np.newaxis])
+                invalid |= compute_invalid_mask(self.read_scores(rows.column(name), columns)[:, np.newaxis])
         return invalid
 
     def encode_trailer(self, crc32c: int) -> bytes:
@@ -143,25 +161,35 @@ class ParquetChunks:
 
         fields = [] if self.id_column is None else [pa.field(self.id_column, ids)]
         for columns in self.columns:
-            kind = pa.from_numpy_dtype(np.dtype(columns.dtype))
-            fields += [pa.field(name, kind) for name in columns.names]
+            fields += [pa.field(name, self._find_type(columns)) for name in columns.names]
         return pa.schema(fields, metadata={b"dkfm": _chunk_metadata(chunk)})
 
+    def _find_type(self, columns: OutputColumns) -> "pa.DataType":
+        """Return the type of the columns of an output."""
+        import pyarrow as pa
 
-def to_numpy_filling_nulls(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[np.generic]:
-    """Return a column of scores (n,) with NaN in place of nulls, or -1 where it holds codes of classes."""
-    import pyarrow as pa
+        labels = self.find_labels(columns)
+        return pa.from_numpy_dtype(np.dtype(columns.dtype)) if labels is None else labels.type
 
-    filled = column.fill_null(links.NO_CODE if pa.types.is_integer(column.type) else np.nan)
-    values: npt.NDArray[np.generic] = (
-        filled.to_numpy() if isinstance(filled, pa.ChunkedArray) else filled.to_numpy(zero_copy_only=False)
-    )
-    return values
+    def encode_column(self, values: npt.NDArray[np.generic], columns: OutputColumns, invalid: Mask) -> "pa.Array":
+        """Return a column (n,) of an output as the files have it, null in invalid rows."""
+        import pyarrow as pa
+
+        encoded, labels = pa.array(values, mask=invalid if invalid.any() else None), self.find_labels(columns)
+        return encoded if labels is None else labels.take(encoded)
+
+    def read_scores(self, column: "pa.Array | pa.ChunkedArray", columns: OutputColumns) -> npt.NDArray[np.generic]:
+        """Return a column (n,) of an output with NaN in place of nulls, or the codes of its labels, -1 for null."""
+        labels = self.find_labels(columns)
+        if labels is not None:
+            return labels_to_codes(column, labels)
+        return np.asarray(column.fill_null(links.NO_CODE if columns.has_codes else np.nan))
 
 
-def ids_to_pandas(column: "pa.ChunkedArray") -> "pd.Series[object]":
-    """Return ids (n,) as pandas keeps them exactly: nullable integers or booleans where some are null.
+def to_pandas_exactly(column: "pa.ChunkedArray", *, nullable: bool = False) -> "pd.Series[object]":
+    """Return ids or labels (n,) as pandas keeps them exactly.
 
+    Integers and booleans are of pandas' nullable dtypes where some are null, or if `nullable` is set.
     Types for which pandas has no dtype, such as dates, decimals and bytes, keep Arrow's, because dask would convert
     them to text.
     """
@@ -171,12 +199,12 @@ def ids_to_pandas(column: "pa.ChunkedArray") -> "pd.Series[object]":
 
     dtype = column.type
     if types.is_integer(dtype) or types.is_boolean(dtype):
-        if not column.null_count:
+        if not (column.null_count or nullable):
             return column.to_pandas()
         names = {pa.bool_(): "boolean", pa.uint8(): "UInt8", pa.uint16(): "UInt16", pa.uint32(): "UInt32"}
         names |= {pa.uint64(): "UInt64"}
-        nullable = pd.api.types.pandas_dtype(names.get(dtype, str(dtype).capitalize()))
-        return pd.Series(nullable.__from_arrow__(column))
+        extension = pd.api.types.pandas_dtype(names.get(dtype, str(dtype).capitalize()))
+        return pd.Series(extension.__from_arrow__(column))
     own = (types.is_floating, types.is_string, types.is_large_string, types.is_timestamp, types.is_duration)
     if types.is_dictionary(dtype) or any(is_own(dtype) for is_own in own):
         return column.to_pandas()
@@ -240,8 +268,8 @@ class _ParquetChunkFile:
         masks = [compute_invalid_mask(values[:, :rows].T) for values in self._values]
         self._invalid.append(np.logical_or.reduce(masks))
         columns = [
-            pa.array(column[:rows], mask=mask if mask.any() else None)
-            for values, mask in zip(self._values, masks, strict=True)
+            self._format.encode_column(column[:rows], entry, mask)
+            for entry, values, mask in zip(self._format.columns, self._values, masks, strict=True)
             for column in values
         ]
         schema = self._format.build_schema(self._chunk, ids[0].type if ids else None)
@@ -258,7 +286,7 @@ class _ParquetChunkFile:
             self._stream,
             schema,
             compression="none",
-            use_dictionary=False,
+            use_dictionary=self._format.repeating_names or False,
             write_statistics=False,
             write_page_checksum=True,
         )
