@@ -13,7 +13,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
-from dkfm.kernels.pairwise.block_operations import Evaluator, exp_in_place, map_rows
+from dkfm.kernels.pairwise.block_operations import Evaluator, exp_in_place, log1p_in_place, map_rows
 from dkfm.kernels.pairwise.matern_values import evaluate_matern
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
@@ -218,11 +218,14 @@ class RationalQuadratic(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         coerce_scale(self, "length_scale", MEDIAN)
 
     def _map_values(self, negative_squares: Array) -> Array:
+        ratios = np.divide(negative_squares, -self.alpha, out=negative_squares)
+        if self.alpha == 1.0:
+            ratios += 1.0
+            return np.reciprocal(ratios, out=ratios)
         # -alpha log(1 + s / alpha) is accurate for large alpha too, where the kernel tends to the Gaussian.
-        negative_squares /= -self.alpha
-        np.log1p(negative_squares, out=negative_squares)
-        negative_squares *= -self.alpha
-        return exp_in_place(negative_squares)
+        exponents = log1p_in_place(ratios)
+        exponents *= -self.alpha
+        return exp_in_place(exponents)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,32 @@ def exp_in_place(values: Array) -> Array:
     return values
 
 
+def log1p_in_place(values: Array) -> Array:
+    """Overwrite a block, or a vector, of values t >= 0 with log(1 + t) and return it.
+
+    Where NumPy's `log1p` is not vectorized for this processor, the corrected logarithm takes less than half the time.
+    """
+    if not _find_instruction_set("log1p", values.dtype).startswith("baseline"):
+        return np.log1p(values, out=values)
+    for rows in _slices_in_cache(values):
+        _correct_logarithms(values[rows])
+    return values
+
+
+def _correct_logarithms(t: Array) -> None:
+    """Overwrite values with log(1 + t), as log(u) of the rounded sum u, and the correction ``(t - (u - 1)) / u``.
+
+    The two differences are exact, and what the correction neglects is less than the square of the unit roundoff.
+    """
+    u = t + 1
+    if not u.max(initial=0) < np.inf:  # the difference of two infinities is no correction
+        np.log1p(t, out=t)
+        return
+    t -= u - 1
+    t /= u
+    t += np.log(u, out=u)
+
+
 def exp_without_subnormals_in_place(values: Array) -> Array:
     """Overwrite a block with its exponentials, and with 0 where they are less than its normal numbers; return it."""
     lower_exponents_below(float(np.log(np.finfo(values.dtype).tiny)), values)
@@ -216,15 +242,21 @@ def has_llvm() -> bool:
 
 
 @cache
+def _find_instruction_set(function: str, dtype: npt.DTypeLike) -> str:
+    """Return NumPy's name of the processor instructions that its code of a function is for, such as "AVX2"."""
+    from numpy.lib.introspect import opt_func_info
+
+    loops = opt_func_info(func_name=f"^{function}$", signature=np.dtype(dtype).name).get(function, {}).values()
+    return next((loop["current"] for loop in loops), "")
+
+
+@cache
 def find_exponential() -> Callable[[Array], None]:
     """Return the function of this process that overwrites float64 values with their exponentials.
 
     It depends only on the processor and on the installed packages, so workers on equal machines use the same function.
     """
-    from numpy.lib.introspect import opt_func_info
-
-    loops = opt_func_info(func_name="^exp$", signature="float64").get("exp", {}).values()
-    if not any(loop["current"] in _ONLY_FLOAT32_IS_VECTORIZED for loop in loops) or not has_llvm():
+    if _find_instruction_set("exp", np.float64) not in _ONLY_FLOAT32_IS_VECTORIZED or not has_llvm():
         return _exponentiate_with_numpy
     from dkfm.kernels.pairwise.exponential_llvm import compile_exponential
 
