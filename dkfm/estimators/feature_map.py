@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast, overload
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from dkfm.core.argument_checks import require_flags
 from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection, require_same_columns
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
@@ -226,8 +227,7 @@ class ExactFeatureMap(KernelTransformer):
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
-        if not isinstance(self.centered, bool | np.bool_):
-            raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
+        require_flags(centered=self.centered, standardize=standardize)
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         options.require_valid(self.landmarks)
         kernel = as_kernel(self.kernel, self.kernel_params)

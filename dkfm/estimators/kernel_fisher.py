@@ -11,6 +11,7 @@ from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from dkfm.core.argument_checks import require_flags
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
@@ -195,6 +196,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `predict` and `dkfm score` take unscaled rows.
         """
+        require_flags(standardize=standardize)
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)

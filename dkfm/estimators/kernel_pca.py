@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, overload
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from dkfm.core.argument_checks import require_flags
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
@@ -220,14 +221,13 @@ class KernelPCA(InverseTransformMixin):
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
+        require_flags(standardize=standardize)
         given = self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
         kernel, gamma = pca.resolve_kernel_and_gamma(*given)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)
-        columns: dict[str, Array] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
-        if standardize:
-            kernel, columns = make_standardizing_kernel(kernel, X, sample_weight)
+        kernel, columns = make_standardizing_kernel(kernel, X, sample_weight) if standardize else (kernel, {})
         rows = self._check_data(X, kernel, copy=bool(self.copy_X))
         rows, weights = training_data.drop_zero_weights(rows, sample_weight, kernel)
         weighting = Weighting(weights, bool(self.centered))
@@ -302,9 +302,8 @@ class KernelPCA(InverseTransformMixin):
 
     def _component_options(self, X: object, kernel: Kernel) -> ComponentOptions:
         """Check the parameters; return the options of the components."""
-        for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
+        flags = "centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"
+        require_flags(**{name: getattr(self, name) for name in flags})
         if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._get_options(pca.SolverOptions).validate()

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from dkfm.core import budget, cpus
+from dkfm.core.argument_checks import require_flags
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, MissingExtraError, NotPSDError
@@ -123,6 +124,7 @@ def compare_kernels(
     named, chooses = _list_kernels(kernels), check_shrinkage(shrinkage) is None
     if on_indefinite not in get_args(IndefinitePolicy):
         raise InvalidInputError(f"on_indefinite must be one of raise, clip, and is {on_indefinite!r:.50}.")
+    require_flags(standardize=standardize)
     rows = load_labelled_rows(X, y, test, test_labels, columns, sample, random_state)
     if standardize:
         rows = standardize_columns(rows)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dkfm.core import chunking
+from dkfm.core.argument_checks import require_flags
 from dkfm.core.display.quantities import format_seconds
 from dkfm.core.frames import validate_columns_argument
 from dkfm.core.trusted_functions import validate_trusted_argument
@@ -178,6 +179,7 @@ def _check_request(request: JobRequest) -> int | None:
     """Check arguments that need no model and no rows; return the requested rows of a chunk."""
     if request.on_invalid not in ("raise", "nan"):
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
+    require_flags(overwrite=request.overwrite, append=request.append)
     if request.append and request.overwrite:
         raise InvalidInputError(
             "append keeps the output and overwrite replaces it; overwrite alone writes one to which later jobs append."

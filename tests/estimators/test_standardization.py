@@ -95,6 +95,16 @@ def test_each_fold_of_a_cross_validation_has_its_own_scales(model, rows):
 
 
 @pytest.mark.parametrize("model", [MODELS[0], *MODELS[3:]], ids=repr)
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_what_is_neither_true_nor_false_is_refused(model, rows, value, tmp_path):
+    X, y = rows
+    with pytest.raises(InvalidInputError, match="standardize must be True or False"):
+        clone(model).fit(X, y, standardize=value)
+    with pytest.raises(InvalidInputError, match="standardize must be True or False"):
+        clone(model).fit(tmp_path / "no rows.npy", y, standardize=value)  # before the rows are opened
+
+
+@pytest.mark.parametrize("model", [MODELS[0], *MODELS[3:]], ids=repr)
 def test_what_cannot_be_standardized_is_refused(model, rows):
     X, y = rows
     with pytest.raises(NotSupportedError, match="Sparse rows are not standardized"):

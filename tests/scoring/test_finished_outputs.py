@@ -12,6 +12,7 @@ from dkfm.errors import (
     DamagedStoreError,
     DkfmError,
     IncompleteStoreError,
+    InvalidInputError,
     StoreError,
     StoreExistsError,
     UnsupportedStoreError,
@@ -291,3 +292,14 @@ def test_a_wrong_score_is_named_beside_what_rounding_allows(model, tmp_path):
     words = r"row 17 .*: column [01] has -?0\.\d+ where the formula gives -?0\.\d+, and rounding allows \d\.\de-1\d\.$"
     with pytest.raises(CertificateError, match=words):
         dkfm.verify_scores(tmp_path / "out", shifted)
+
+
+@pytest.mark.parametrize("option", ["overwrite", "append"])
+def test_nothing_is_replaced_for_an_option_that_is_neither_true_nor_false(model, option, tmp_path):
+    score(model, tmp_path / "scores")
+    before = tree(tmp_path)
+    with pytest.raises(InvalidInputError, match=f"{option} must be True or False, and is 'no'"):
+        dkfm.batch_score(model, ROWS, tmp_path / "scores", progress=False, **{option: "no"})
+    with pytest.raises(InvalidInputError, match="overwrite must be True or False"):
+        dkfm.load(model).save(tmp_path / "scores", overwrite="no")
+    assert tree(tmp_path) == before

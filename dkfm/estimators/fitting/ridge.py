@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_array
 
 from dkfm.core import budget
+from dkfm.core.argument_checks import require_flags
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array, require_unmasked
 from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
@@ -74,8 +75,7 @@ class RidgeOptions:
 
     def resolve_penalties(self, count: int) -> Array | None:
         """Check the parameters; return the penalty of each of `count` targets, or None if the fit chooses it."""
-        if not isinstance(self.leave_one_out, bool | np.bool_):
-            raise InvalidInputError(f"leave_one_out must be True or False, and is {self.leave_one_out!r}.")
+        require_flags(leave_one_out=self.leave_one_out)
         if isinstance(self.tol, bool) or not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < 1:
             raise InvalidInputError(f"tol must be a number between 0 and 1, and is {self.tol!r}.")
         if self.leave_one_out and self.solver == "cg":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dkfm.core.argument_checks import require_flags
 from dkfm.core.frames import column_names, convert_container, is_dask_array, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
@@ -179,6 +180,7 @@ class ScoringMixin(HtmlDisplayMixin):
             The kernel is a user class, or a function that another process cannot import.
         """
         check_is_fitted(self, "model_")
+        require_flags(overwrite=overwrite)
         remote_stores.save_model(path, self._to_record(), overwrite=overwrite)
         self._saved_location = str(locate(path))
 
