@@ -145,6 +145,12 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     help="ridge: penalty, or loo, which selects it by leave-one-out errors. [1]",
 )
 @click.option(
+    "--alphas",
+    callback=option_parsing.parse_alphas,
+    metavar="NUMBERS",
+    help="ridge: penalties from which --alpha loo selects, comma-separated. [20 from 1e-9 m to N m; m: mean k(x, x)]",
+)
+@click.option(
     "--solver",
     type=click.Choice(["auto", "dense", "tiled", "cg"]),
     help="fisher, ridge: solver of the linear systems. [auto]",

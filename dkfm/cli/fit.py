@@ -49,7 +49,7 @@ _TARGET_OPTIONS = "targets", "target_columns"
 _OPTIONS_OF = {
     ("features",): _FEATURE_OPTIONS,
     ("fisher",): ("shrinkage",),
-    ("ridge",): (*_TARGET_OPTIONS, "alpha"),
+    ("ridge",): (*_TARGET_OPTIONS, "alpha", "alphas"),
     ("fisher", "ridge"): (*_LABEL_OPTIONS, "solver"),
     ("pca", "fisher"): ("components",),
     ("pca", "fisher", "ridge"): ("map_path",),
@@ -60,7 +60,7 @@ _COMMON_OPTIONS = "tile_rows", "workspace", "dtype", "progress"
 """Options that are parameters of every estimator."""
 
 _MAP_OPTIONS = (
-    *("kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", "standardize"),
+    *("kernel", "param", "on_indefinite", "tile_rows", "workspace", "solver", "standardize", "alphas"),
     "exclude_columns",  # the map determines which columns are features
 )
 """Options that fits in the features of a map do not have."""
@@ -89,6 +89,7 @@ class FitOptions:
     targets: str | None
     target_columns: str | None
     alpha: float | str | None
+    alphas: tuple[float, ...]
     solver: str | None
     shrinkage: float | str | None
     tile_rows: int | None
@@ -121,6 +122,8 @@ class FitOptions:
         if self.map_path is not None and (self.shrinkage == "auto" or self.alpha == "loo"):
             chosen = "--shrinkage auto" if self.shrinkage == "auto" else "--alpha loo"
             raise click.UsageError(f"{chosen} needs a Gram matrix, and --map has none; give a number.")
+        if self.alphas and self.alpha != "loo":
+            raise click.UsageError("--alphas goes with --alpha loo, which selects one of them.")
         arguments.require_one_choice_of_columns(self.columns, self.exclude_columns)
         arguments.require_no_features(
             self.columns,
@@ -344,7 +347,8 @@ def _build_estimator(kernel: Kernel, options: FitOptions) -> "KernelEstimator":
         return estimators.ExactFeatureMap(kernel).set_params(**options.select_given(_FEATURE_OPTIONS), **shared)
     if options.method == "pca":
         return estimators.KernelPCA(options.components, kernel=kernel).set_params(**shared)
-    given = options.select_given(("shrinkage", "solver")) | ({} if options.alpha is None else {"alpha": options.alpha})
+    given = options.select_given(("shrinkage", "solver", "alphas"))
+    given |= {} if options.alpha is None else {"alpha": options.alpha}
     if options.method == "ridge":
         return _ridge_class(options)(kernel=kernel).set_params(**given, **shared)
     return estimators.KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**given, **shared)

@@ -184,6 +184,17 @@ def parse_alpha(context: click.Context, parameter: click.Parameter, text: str | 
     raise click.BadParameter(f'{text} is no number >= 0, nor "loo".')
 
 
+def parse_alphas(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """Return comma-separated penalties; none if the option is not given."""
+    numbers = []
+    for part in parse_list(text) or []:
+        number = _parse_number_or_text(part)
+        if not isinstance(number, float | int) or not 0 < number <= sys.float_info.max:
+            raise click.BadParameter(f"{part!r} is no number > 0.")
+        numbers.append(float(number))
+    return tuple(numbers)
+
+
 def allow_user_imports(*functions: str) -> None:
     """Append the working directory to the import path if the user names any function as ``module:function``."""
     if any(":" in function for function in functions) and "" not in sys.path:

@@ -85,6 +85,15 @@ def test_labels_make_a_classifier_and_loo_chooses_the_penalty(data, source, labe
     assert found.alpha_ == truth.alpha_
 
 
+def test_penalties_to_choose_from_are_given(data):
+    facts = json.loads(
+        run("x.npy m --method ridge --kernel gaussian --targets one.npy --alpha loo --alphas 1e-3,1/2,40 --json")
+    )
+    found = dkfm.load("m")
+    assert found.alphas_.tolist() == [1e-3, 0.5, 40.0]
+    assert found.alpha_ == facts["alpha"]
+
+
 @pytest.mark.parametrize("targets", ["one", "two"])
 def test_errors_of_left_out_rows_are_told(data, targets):
     line = f"x.npy m --method ridge --kernel gaussian --param sigma=2 --targets {targets}.npy"
@@ -167,6 +176,9 @@ def test_a_factor_in_a_workspace_is_described(data):
         ("x.npy m --method ridge --kernel rbf --targets one.npy --components 2", "--components belongs to", 2),
         ("x.npy m --method ridge --kernel rbf --targets one.npy --alpha big", 'big is no number >= 0, nor "loo"', 2),
         ("x.npy m --method ridge --kernel rbf --targets one.npy --alpha -1", "no number >= 0", 2),
+        ("x.npy m --method ridge --kernel rbf --targets one.npy --alphas 1,2", "--alphas goes with --alpha loo", 2),
+        ("x.npy m --method ridge --kernel rbf --targets one.npy --alpha loo --alphas 1,0", "'0' is no number > 0", 2),
+        ("x.npy m --method ridge --map map --targets one.npy --alphas 1,2", "--alphas does not go with --map", 2),
         ("x.npy m --method ridge --kernel rbf --targets labels.npy", "y must be numbers", 1),
         ("x.npy m --method ridge --kernel rbf --targets none.npy", "There is no none.npy, which --targets names", 1),
         ("x.npy m --method ridge --kernel rbf --target-columns s", "use --targets", 1),
