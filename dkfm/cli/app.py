@@ -225,8 +225,8 @@ def fit(
     "--output",
     "names",
     metavar="NAMES",
-    help="Outputs of MODEL to compute, comma-separated: scores, reconstruction_error, features, residual, predict, "
-    "decision_function, predict_proba or transform. [its main output]",
+    help="Outputs of MODEL to compute, comma-separated, such as scores, features, residual or predict; dkfm info MODEL "
+    "lists them. [its main output]",
 )
 @click.option(
     "--on-invalid",
@@ -381,7 +381,10 @@ def info(path: str, as_json: bool) -> None:
         print_json(facts)
         return
     width = max(len(key) for key in facts)
-    texts = {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in facts.items()}
+    texts = {
+        key: json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+        for key, value in facts.items()
+    }
     print_result(*(f"{key:<{width}}  {text}" for key, text in texts.items()))
 
 

@@ -138,7 +138,7 @@ def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, 
 
 def _describe_scores(root: Location) -> dict[str, object]:
     output = output_store.read_output(root)
-    targets = [label for columns in output.columns for label in columns.labels]
+    targets = [] if output.classes else [label for columns in output.columns for label in columns.labels]
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},
         **({"targets": targets} if targets else {}),

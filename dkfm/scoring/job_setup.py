@@ -27,7 +27,6 @@ from dkfm.files.change_detection import Watch
 from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_no_foreign_suffix
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
-from dkfm.numerics.links import name_class_columns
 from dkfm.numerics.model import Model
 from dkfm.scoring import appending, output_store, planning
 from dkfm.scoring.appending import InputFiles, may_enlarge_chunks
@@ -41,7 +40,7 @@ from dkfm.scoring.receipts import ChunkReceipt
 from dkfm.scoring.tasks import HasIds, SharedTaskArguments
 from dkfm.sources.base import NamedColumns, Source
 from dkfm.storage import remote_stores
-from dkfm.storage.model_store import Record, load_record
+from dkfm.storage.model_store import MAX_LABEL_CHARACTERS, Record, load_record
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -267,17 +266,18 @@ def _build_output(
     is_table = _is_table(target)
     if is_table:
         require_pyarrow()
-        _require_text_of_parquet(record.classes)
     if request.id_column == "" or (request.id_column is not None and not isinstance(given, HasIds)):
         raise InvalidInputError(f"id_column names a column of a table, and is {request.id_column!r} of {given.name}.")
     columns = tuple(
         OutputColumns(
             *(name, heads[name].width, prefixes[name], heads[name].output_dtype.name),
-            _name_columns(record, name, is_table),
+            output_store.name_columns(record, name, is_table),
         )
         for name in names
     )
     has_labels = is_table and any(entry.has_codes for entry in columns)
+    if has_labels or any(entry.labels for entry in columns):
+        _require_text_of_parquet(record.classes)
     if is_table and request.id_column in [*names, *(name for entry in columns for name in entry.names)]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as scores or a column of them; rename it.")
     return Output(
@@ -301,18 +301,12 @@ def _build_output(
     )
 
 
-def _name_columns(record: Record, output: str, is_table: bool) -> tuple[str, ...]:
-    """Return the names of the targets, or in a table of the classes, that the columns of an output stand for."""
-    if output == "predict" and len(record.target_names) > 1:
-        return record.target_names
-    return name_class_columns(output, record.model.heads[output].width, record.classes) if is_table else ()
-
-
 def _require_text_of_parquet(classes: Sequence[Label]) -> None:
     for label in classes:
         if not is_parquet_text(label):
             raise InvalidInputError(
-                f"Parquet cannot hold the class {label!r:.100}; write a Zarr output, which has numbers of classes."
+                f"Parquet cannot hold the class {label!r:.100}, which is no Unicode text of at most "
+                f"{MAX_LABEL_CHARACTERS:,} characters without NUL; write a Zarr output, which has numbers of classes."
             )
 
 
@@ -326,10 +320,10 @@ def _make_id_settings(
     instead = propose_parquet(target)
     if name.casefold() in taken or not output_store.is_array_name(name):
         # A folder has the name, and some file systems tell no capitals from small letters.
-        reason = "is the name of its scores" if name.casefold() in taken else "is no word of letters, digits and _"
-        raise InvalidInputError(
-            f"A Zarr output cannot keep ids as {name!r}, which {reason}; rename them, or {instead}."
-        )
+        why = "is the name of its scores; rename them"
+        if name.casefold() not in taken:
+            why = f"is no word of letters, digits and _; rename them, or {instead}"
+        raise InvalidInputError(f"A Zarr output cannot keep ids as {name!r}, which {why}.")
     if (file := given.find_file_with_missing_ids()) is not None:
         raise InvalidInputError(f"Rows of {file} have no {name!r}; give each row an id, or {instead}.")
     return {"id_dtype": choose_id_dtype(name, given.read_ids(slice(0, 0)), target)}

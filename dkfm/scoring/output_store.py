@@ -13,6 +13,7 @@ from typing import Any
 from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
+from dkfm.numerics.links import name_class_columns
 from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns
 from dkfm.scoring.formats.id_array import DTYPES, MAX_TEXT_ROWS, IdArray
 from dkfm.scoring.formats.label_column import Label, is_parquet_text
@@ -20,7 +21,7 @@ from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.sources.parquet_files.journal import FileStat, write_file_stats
 from dkfm.storage import own_files, store_metadata, zarr_store
-from dkfm.storage.model_store import are_labels
+from dkfm.storage.model_store import Record, are_labels
 from dkfm.storage.output_files import OutputLocation, output_at
 
 PARQUET = "parquet"
@@ -128,6 +129,8 @@ class Output:
             return f"the input is {other.input['name']} and was {self.input['name']}"
         if (self.input["stamp"], self.rows) != (other.input["stamp"], other.rows):
             return f"the input {other.input['name']} has changed since"
+        if self.classes != other.classes:
+            return "its classes are not those of the model"
         if self.columns != other.columns:
             was, now = (", ".join(columns.output for columns in output.columns) for output in (self, other))
             return "its columns have other names" if was == now else f"the output is {now} and was {was}"
@@ -145,6 +148,13 @@ class Output:
         if changed:
             return f"{changed[0]} is {others[changed[0]]} and was {self.settings.get(changed[0])}"
         return None
+
+
+def name_columns(record: Record, output: str, is_table: bool) -> tuple[str, ...]:
+    """Return the names of the targets, or in a table of the classes, that the columns of an output stand for."""
+    if output == "predict" and len(record.target_names) > 1:
+        return record.target_names
+    return name_class_columns(output, record.model.heads[output].width, record.classes) if is_table else ()
 
 
 def create_output(output: Output, overwrite: bool, files: Sequence[FileStat] = ()) -> Output:
@@ -306,6 +316,8 @@ def _require_settings(settings: Mapping[str, str | None]) -> None:
         raise ValueError("the columns of its input")
     if settings.get("on_invalid") not in ("raise", "nan") or settings.get("form") not in (None, PARQUET):
         raise ValueError("a setting")
+    if settings.get("predictions") not in (None, LABELS):
+        raise ValueError("a setting")
     if settings.get("form") is None and settings.get("id_column") is not None:
         _require_name(settings["id_column"])
         if settings.get("id_dtype") not in DTYPES:
@@ -359,8 +371,11 @@ def require_same_job(existing: Output, requested: Output, hint: str = "") -> Non
     if difference is not None:
         is_complete = existing.has_marker
         has_same_data = (existing.model["digest"], existing.input) == (requested.model["digest"], requested.input)
+        is_older = existing.settings.get("predictions") != requested.settings.get("predictions")
         state = "a complete" if is_complete else "an unfinished"
-        go_on = "give the same settings as before to go on, " if has_same_data and not is_complete else ""
+        go_on = (
+            "give the same settings as before to go on, " if has_same_data and not is_complete and not is_older else ""
+        )
         raise StoreExistsError(
             f"{existing.root} holds {state} output of another job: {difference}{hint}; {go_on}choose another path, or "
             "replace it with overwrite=True (--overwrite)."

@@ -261,7 +261,8 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     where = format_names([names[column] for column in sorted(bad_columns)])
     (file, rows), contain = _build_message_parts(source, np.concatenate(bad))
     raise InvalidInputError(
-        f"{file} must be finite, and {rows} {contain} NaN or infinity in {where}; nothing of that chunk was written "
+        f"{file} must be finite, and {rows} {contain} NaN or infinity in {where}; nothing of this chunk was "
+        "written, and others may have such rows too "
         '(on_invalid="nan", overwrite=True, or --on-invalid nan --overwrite, without append, scores such rows NaN).'
     )
 

@@ -124,6 +124,7 @@ def verify_scores(
     sample = chunking.require_count(sample, "sample")
     with remote_stores.open_model_folder(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
+    _require_names_of_model(output, record)
     source, loaded = _open_input_of_same_shape(against, output, record), record.model
     slices = _spread_slices(output.rows, sample)
     _log_sample(source, loaded, output, slices)
@@ -170,6 +171,16 @@ def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -
     bad = sorted(set(range(output.n_chunks)) - sound)
     if bad:
         raise DamagedStoreError(completion.describe_damaged_chunks(output, bad))
+
+
+def _require_names_of_model(output: Output, record: Record) -> None:
+    """Raise a CertificateError unless the classes, and the names of columns, are those of the model."""
+    if output.classes != record.classes:
+        raise CertificateError(f"The classes of {output.root} are not those of its model.")
+    for columns in output.columns:
+        expected = output_store.name_columns(record, columns.output, output.is_table)
+        if columns.labels not in ((), expected):  # outputs of earlier versions have none
+            raise CertificateError(f"The columns of {columns.output} in {output.root} have other names in its model.")
 
 
 def _open_input_of_same_shape(against: object, output: Output, record: Record) -> Source:

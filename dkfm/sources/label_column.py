@@ -6,9 +6,7 @@ import numpy.typing as npt
 from dkfm.errors import InvalidInputError
 from dkfm.sources.parquet import ParquetSource
 from dkfm.sources.parquet_files.schemas import pa
-
-_LABEL_CHARACTERS = 1000
-"""Largest length of a text label; NumPy takes the memory of the longest label for each row."""
+from dkfm.storage.model_store import MAX_LABEL_CHARACTERS
 
 
 def read_label_column(source: ParquetSource, name: str) -> npt.NDArray[np.generic]:
@@ -24,7 +22,7 @@ def read_label_column(source: ParquetSource, name: str) -> npt.NDArray[np.generi
     Raises
     ------
     InvalidInputError
-        There is no such column, a row has no label, or the labels are neither text nor whole numbers.
+        There is no such column, a row has no label, or the labels are neither text, booleans nor whole numbers.
     """
     labelled = ParquetSource.open(source.table_files, source.columns[:1], name)  # the labels take the place of ids
     labels, what = labelled.read_ids(slice(0, labelled.shape[0])), f"The label column {name!r} of {source.name}"
@@ -35,16 +33,16 @@ def read_label_column(source: ParquetSource, name: str) -> npt.NDArray[np.generi
     if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
         encoded = labels.dictionary_encode()
         texts = encoded.dictionary.to_pylist()
-        if max(map(len, texts)) > _LABEL_CHARACTERS or len({text.rstrip("\0") for text in texts}) < len(texts):
+        if max(map(len, texts)) > MAX_LABEL_CHARACTERS or len({text.rstrip("\0") for text in texts}) < len(texts):
             raise InvalidInputError(
-                f"{what} has text that is no label: longer than {_LABEL_CHARACTERS} "
+                f"{what} has text that is no label: longer than {MAX_LABEL_CHARACTERS} "
                 "characters, or equal but for trailing NULs."
             )
         return np.asarray(np.array(texts, dtype=np.str_)[encoded.indices.to_numpy()])
-    if pa.types.is_integer(labels.type):
-        return np.asarray(labels.to_numpy())
-    if not (pa.types.is_floating(labels.type) or pa.types.is_boolean(labels.type) or pa.types.is_decimal(labels.type)):
-        raise InvalidInputError(f"{what} holds {labels.type}, and must hold text or whole numbers.")
+    if pa.types.is_integer(labels.type) or pa.types.is_boolean(labels.type):
+        return np.asarray(labels.to_numpy(zero_copy_only=False))
+    if not (pa.types.is_floating(labels.type) or pa.types.is_decimal(labels.type)):
+        raise InvalidInputError(f"{what} holds {labels.type}, and must hold text, booleans or whole numbers.")
     try:
         return np.asarray(labels.cast(pa.int64()).to_numpy())
     except pa.ArrowInvalid:

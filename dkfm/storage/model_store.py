@@ -34,6 +34,10 @@ _MAX_SERIAL_BYTES = 2**24
 """Largest size of all files, in bytes, for which one thread is faster than several."""
 
 
+MAX_LABEL_CHARACTERS = 1000
+"""Largest length of a text label in a table; a reader takes the memory of a label for each row."""
+
+
 @dataclass(frozen=True, eq=False)
 class Record:
     """Content of a model store: the model, and the parameters and attributes that restore its estimator."""

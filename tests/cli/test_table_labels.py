@@ -49,11 +49,11 @@ def test_labels_of_a_table_are_text_or_numbers(frame, labels):
     result = run(FIT)
     assert result.exit_code == 0, result.stderr
     found, y = dkfm.load("model"), np.asarray(frame["kind"])
-    if labels in ("whole numbers", "booleans", "decimals"):
+    if labels in ("whole numbers", "decimals"):
         y = y.astype(np.int64)
     expected = dkfm.KernelFisher(kernel=kernels.Gaussian(2.0)).fit(frame[list("abc")], y)
     assert found.feature_names_in_.tolist() == list("abc")
-    assert found.classes_.dtype.kind == ("U" if labels in ("text", "categories") else "i")
+    assert found.classes_.dtype.kind == {"text": "U", "categories": "U", "booleans": "b"}.get(labels, "i")
     assert found.classes_.tolist() == np.unique(y).tolist()
     assert (found.predict(frame[list("abc")]) == expected.predict(frame[list("abc")])).all()
 
@@ -95,7 +95,7 @@ def refuse_dates(frame):
         (refuse_far, FIT, "has fractions, NaN or numbers beyond 64 bits"),
         (refuse_long, FIT, "longer than 1000 characters"),
         (refuse_equal, FIT, "equal but for trailing NULs"),
-        (refuse_dates, FIT, ", and must hold text or whole numbers."),
+        (refuse_dates, FIT, ", and must hold text, booleans or whole numbers."),
         (
             lambda frame: frame.rename(columns={"kind": "kid"}),
             FIT,

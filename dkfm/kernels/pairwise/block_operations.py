@@ -198,13 +198,15 @@ def _correct_logarithms(t: Array) -> None:
 
     The two differences are exact, and what the correction neglects is less than the square of the unit roundoff.
     """
+    infinite = None if t.max(initial=0) < np.inf else np.isinf(t)
+    if infinite is not None:
+        t[infinite] = 0  # the difference of two infinities is no correction
     u = t + 1
-    if not u.max(initial=0) < np.inf:  # the difference of two infinities is no correction
-        np.log1p(t, out=t)
-        return
     t -= u - 1
     t /= u
     t += np.log(u, out=u)
+    if infinite is not None:
+        t[infinite] = np.inf
 
 
 def exp_without_subnormals_in_place(values: Array) -> Array:

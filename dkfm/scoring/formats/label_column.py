@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.numerics import links
+from dkfm.storage.model_store import MAX_LABEL_CHARACTERS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,8 +18,10 @@ Label = str | int | float
 
 def is_parquet_text(label: Label) -> bool:
     """Return whether Parquet can hold a label, as a value or in the name of a column."""
+    if not isinstance(label, str):
+        return True
     try:
-        return b"\0" not in str(label).encode()
+        return b"\0" not in label.encode() and len(label) <= MAX_LABEL_CHARACTERS
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
 

@@ -40,8 +40,8 @@ _BUFFER_BYTES = 2**20
 _MAX_NULL_ROWS = 2**28
 """Largest number of rows of a file smaller than its scores; null rows take no bytes, so any file could claim them."""
 
-_CHECKED_VALUES = 2**20
-"""Values of a file that are decoded at a time."""
+_CHECKED_BYTES = 2**23
+"""Bytes of scores that are decoded at a time."""
 
 
 def require_pyarrow() -> None:
@@ -96,8 +96,10 @@ class ParquetChunks:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the scores of a row."""
-        return sum(columns.row_bytes for columns in self.columns)
+        """Bytes of the scores of a row; labels are as long as the longest."""
+        longest = max((len(str(label).encode()) for label in self.classes), default=0)
+        codes = sum(columns.has_codes for columns in self.columns)
+        return sum(columns.row_bytes for columns in self.columns) + codes * longest
 
     def file_names(self, number: int) -> list[str]:
         """Return the name of the file of a chunk."""
@@ -132,7 +134,7 @@ class ParquetChunks:
                 most = max(_MAX_NULL_ROWS, stream.seek(0, os.SEEK_END) // self.row_bytes)
                 if table.metadata.num_rows != chunk.rows or chunk.rows > most:
                     return None
-                rows = max(1, _CHECKED_VALUES // len(self.names))
+                rows = max(1, _CHECKED_BYTES // self.row_bytes)
                 invalid += [self._find_invalid_rows(batch) for batch in table.iter_batches(rows, use_threads=False)]
             stream.seek(0)
             checksum, size = compute_checksum_and_size(stream)
