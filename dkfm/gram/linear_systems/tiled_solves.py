@@ -3,10 +3,7 @@
 Tasks compute the diagonal of the inverse, which takes as long as the factor.
 """
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,15 +36,16 @@ def solve(store: TileStore, right: Array) -> Array:
     """
     from scipy.linalg import solve_triangular
 
-    solution = right.astype(np.float64, order="C")
-    with _open_tile_multiplier() as multiply:
+    solution, threads = right.astype(np.float64, order="C"), 1 if is_inside_worker() else cpus.COUNT
+    with single_blas_thread(), ThreadPoolExecutor(threads, thread_name_prefix="dkfm-solve") as pool:
         for i in range(store.blocks):
-            for part in multiply(store, [(i, k) for k in range(i)], solution, False):
+            for part in pool.map(lambda pair: _multiply_tile(store, pair, solution), [(i, k) for k in range(i)]):
                 solution[store.rows(i)] -= part
             with store.read_tile_to_buffer((i, i)) as L:
                 solution[store.rows(i)] = solve_triangular(L, solution[store.rows(i)], lower=True, check_finite=False)
         for j in reversed(range(store.blocks)):
-            for part in multiply(store, [(i, j) for i in range(j + 1, store.blocks)], solution, True):
+            pairs = [(i, j) for i in range(j + 1, store.blocks)]
+            for part in pool.map(lambda pair: _multiply_tile(store, pair, solution, transposed=True), pairs):
                 solution[store.rows(j)] -= part
             with store.read_tile_to_buffer((j, j)) as L:
                 solution[store.rows(j)] = solve_triangular(
@@ -56,33 +54,11 @@ def solve(store: TileStore, right: Array) -> Array:
     return solution
 
 
-_Multiply = Callable[[TileStore, list[Pair], Array, bool], Iterator[Array]]
-
-
-@contextmanager
-def _open_tile_multiplier() -> Iterator[_Multiply]:
-    """Yield a function that multiplies tiles, or their transposes, by rows of a solution, in a fixed order."""
-    threads = 1 if is_inside_worker() else cpus.COUNT
-    with single_blas_thread(), ThreadPoolExecutor(threads, thread_name_prefix="dkfm-solve") as pool:
-
-        def multiply(store: TileStore, pairs: list[Pair], solution: Array, transposed: bool) -> Iterator[Array]:
-            return pool.map(lambda pair: _multiply_tile(store, pair, solution, transposed), pairs)
-
-        yield multiply
-
-
-def _multiply_tile(store: TileStore, pair: Pair, solution: Array, transposed: bool) -> Array:
+def _multiply_tile(store: TileStore, pair: Pair, solution: Array, *, transposed: bool = False) -> Array:
+    """Return the product of a tile, or of its transpose, and rows of a solution."""
     with store.read_tile_to_buffer(pair) as tile:
         product: Array = (tile.T if transposed else tile) @ solution[store.rows(pair[0 if transposed else 1])]
     return product
-
-
-@dataclass(frozen=True)
-class InverseTask:
-    """Where the columns of the inverse of a factor are computed from."""
-
-    store: TileStore
-    requirements: WorkerRequirements | None
 
 
 def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Array:
@@ -111,8 +87,7 @@ def compute_inverse_diagonal(store: TileStore, *, progress: bool = False) -> Arr
         seconds = product_costs.factor_seconds(store.n, executor.threads)
         text = f"inverse diagonal of {store.n:,} rows, {len(panels)} panels, on {describe_place(executor)}"
         log_stage("solve", text, seconds=seconds, rows=store.n, threads=executor.threads)
-        task = InverseTask(store, shared.requirements)
-        tasks = ((task, columns) for columns in panels)
+        tasks = ((store, columns, shared.requirements) for columns in panels)
         tally = run_tasks(executor, "dkfm-solve", sum_inverse_squares, tasks, len(panels), progress, place)
     if tally.fatal_task_numbers:
         raise ClusterError("Every worker died that computed some columns of the inverse of the factor.")
@@ -129,11 +104,13 @@ def _split_columns(store: TileStore) -> list[slice]:
     return slices
 
 
-def sum_inverse_squares(task: InverseTask, columns: slice) -> tuple[slice, Array]:
+def sum_inverse_squares(
+    store: TileStore, columns: slice, requirements: WorkerRequirements | None
+) -> tuple[slice, Array]:
     """Return the sums of squares (w,) of some columns of the inverse of a factor."""
-    require_fit_worker(task.requirements)
-    store, first = task.store, columns.start // task.store.tile_rows
-    start, width = store.rows(first).start, columns.stop - columns.start
+    require_fit_worker(requirements)
+    first, width = columns.start // store.tile_rows, columns.stop - columns.start
+    start = store.rows(first).start
     panel = np.zeros((width, store.n - start))  # the transposed columns, from the first block on
     panel[np.arange(width), np.arange(columns.start, columns.stop) - start] = 1.0
     with single_blas_thread():
