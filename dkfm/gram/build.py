@@ -379,8 +379,12 @@ def find_disk_room(kernel: Kernel, X: Rows | None, workspace: str | Path | None)
 
 def gram_store_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
     """Return the path at which fits with a workspace keep the Gram matrix of a kernel without user functions."""
-    identity = json.dumps(make_gram_identity(kernel, open_source(X)), sort_keys=True)
-    return as_local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
+    return as_local_path(workspace).absolute() / name_store("gram", make_gram_identity(kernel, open_source(X)))
+
+
+def name_store(kind: str, identity: dict[str, object]) -> str:
+    """Return the name of a store of a kind in a workspace, from the JSON values that identify its content."""
+    return f"{kind}-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]}.zarr"
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Store the lower tiles of a Cholesky factor in a Zarr array, one chunk each, durably and with checksums."""
 
-import hashlib
-import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,12 +113,6 @@ def open_tile_store(root: Path, identity: dict[str, object], n: int, tile_rows: 
     else:
         own_files.remove_partial_files(root, store_metadata.read_own_attributes(root, _NAME), local.ABANDONED_SECONDS)
     return TileStore(root, n, begun or tile_rows, str(store_metadata.read_own_attributes(root, _NAME).get("run", "")))
-
-
-def name_store(identity: dict[str, object]) -> str:
-    """Return the name of the store of a factor in a workspace."""
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return f"factor-{digest[:16]}.zarr"
 
 
 def count_lower_tiles(blocks: int) -> int:

@@ -30,7 +30,6 @@ from dkfm.gram.linear_systems.tile_store import (
     TileStore,
     count_lower_tiles,
     disk_bytes,
-    name_store,
     open_tile_store,
 )
 from dkfm.gram.shared_arrays import open_shared_arrays
@@ -109,7 +108,7 @@ def open_tiled_factor(
     size, column = min(n, build.checked_tile_rows(tile_rows)), as_column_unless_ones(roots)
     identity = make_factor_identity(kernel, X, alpha, roots)
     with _open_folder(kernel, workspace, n, size) as folder:
-        store = open_tile_store(folder / name_store(identity), identity, n, size)
+        store = open_tile_store(folder / build.name_store("factor", identity), identity, n, size)
         try:
             with open_executor(client) as executor:
                 _compute_tiles(store, kernel, source, column, alpha, executor, progress)

@@ -26,9 +26,9 @@ from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, require_fit_worker
 from dkfm.files import local
 from dkfm.gram import product_costs
-from dkfm.gram.build import checked_tile_rows
+from dkfm.gram.build import checked_tile_rows, name_store
 from dkfm.gram.linear_systems import tile_store
-from dkfm.gram.linear_systems.tile_store import TileStore, name_store
+from dkfm.gram.linear_systems.tile_store import TileStore
 from dkfm.gram.linear_systems.tiled_cholesky import (
     as_column_unless_ones,
     make_factor_identity,
@@ -108,8 +108,7 @@ def compute_tiled_root(
     roots = 1 / replace_zero_lengths(lengths)
     identity = make_factor_identity(kernel, X, 0.0, roots)
     folder = local.make_folder(local.as_local_path(workspace)).absolute()
-    factor_path = folder / name_store(identity)
-    root = factor_path.with_name(factor_path.name.replace("factor", _NAME, 1))
+    factor_path, root = (folder / name_store(kind, identity) for kind in ("factor", _NAME))
     if not _is_sound(root, identity, X.shape[0]):
         _require_disk_and_memory(root, factor_path, data, tile_rows)
         with open_tiled_factor(
