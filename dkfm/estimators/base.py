@@ -104,20 +104,20 @@ class KernelEstimator(ScoringMixin):
         `resolved_params` holds the values that the fit has determined for parameters.
         """
         validate_data(self, X, reset=True, skip_check_array=True)
-        parameters = {
-            name: _to_json_value(getattr(self, name)) for name in self._stored_estimator_class.names.parameters
-        }
-        self._replace_fitted(model, fitted, parameters | dict(resolved_params or {}))
+        self._replace_fitted(model, fitted, self._list_stored_parameters() | dict(resolved_params or {}))
         return self
 
     def _set_fitted_from_map(
         self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], **resolved_params: object
     ) -> Self:
         """Set all attributes of a fit in the features of a map; `resolved_params` as in `_set_fitted`."""
-        parameters = {name: getattr(self, name) for name in self._stored_estimator_class.names.parameters}
-        self._replace_fitted(model, fitted, parameters | resolved_params)
+        self._replace_fitted(model, fitted, self._list_stored_parameters() | resolved_params)
         self._copy_feature_names_in(feature_map)
         return self
+
+    def _list_stored_parameters(self) -> dict[str, object]:
+        """Return the values of the parameters that a store keeps, for JSON."""
+        return {name: _to_json_value(getattr(self, name)) for name in self._stored_estimator_class.names.parameters}
 
     def _replace_fitted(self, model: Model, fitted: Mapping[str, object], fitted_params: Mapping[str, object]) -> None:
         for name in self._stored_estimator_class.names.fitted:

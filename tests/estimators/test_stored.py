@@ -75,6 +75,12 @@ def test_both_know_the_same_estimators():
     assert {*opening._CLASSES, *opening._HAVE_TRANSFORM} == set(estimators._REGISTRY)
 
 
+def test_numbers_of_numpy_are_stored_by_fits_in_a_map(rng, tmp_path):
+    X = rng.normal(size=(60, 3))
+    dkfm.KernelPCA.from_map(PHI.fit(X), np.int64(2), X, centered=np.bool_(True)).save(tmp_path / "model")
+    assert dkfm.load(tmp_path / "model").n_components == 2
+
+
 def test_an_unknown_estimator_is_refused_alike(tmp_path, rng):
     class Mine(dkfm.KernelPCA):
         pass
