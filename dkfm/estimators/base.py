@@ -6,14 +6,13 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm.core.frames import column_names, require_same_names, require_unique_names
-from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason, shorten
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.mixins.scoring import ScoringMixin
@@ -188,8 +187,8 @@ class KernelEstimator(ScoringMixin):
 
     def _to_stored(self) -> StoredEstimator:
         """Return what a store holds of the estimator."""
-        fitted, stored_class = vars(self), self._stored_estimator_class
-        values = {name: fitted[f"{name}_"] for name in stored_class.names.fitted if f"{name}_" in fitted}
+        stored_class = self._stored_estimator_class
+        values = self._get_fitted(stored_class.names.fitted)
         return stored_class(type(self).__name__, self._params_at_fit, values, self.model_)
 
     @contextmanager
@@ -212,23 +211,19 @@ class KernelEstimator(ScoringMixin):
             yield X
 
     def _to_record(self) -> Record:
-        names, values = self._stored_estimator_class.names, vars(self)
+        names = self._stored_estimator_class.names
         fitted: dict[str, object] = {
-            "certificates": {n: values[f"{n}_"].to_dict() for n in self._list_fitted_names(names.certificates)},
-            "numbers": {name: float(values[f"{name}_"]) for name in self._list_fitted_names(names.numbers)},
+            "certificates": {name: value.to_dict() for name, value in self._get_fitted(names.certificates).items()},
+            "numbers": {name: float(value) for name, value in self._get_fitted(names.numbers).items()},
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
-        if "classes_" in values:
-            fitted |= classes_to_json(values["classes_"])
-        return Record(type(self).__name__, self._params_at_fit, fitted, self._fitted_arrays(), self.model_)
+        if "classes_" in vars(self):
+            fitted |= classes_to_json(vars(self)["classes_"])
+        return Record(type(self).__name__, self._params_at_fit, fitted, self._get_fitted(names.arrays), self.model_)
 
-    def _fitted_arrays(self) -> dict[str, Array]:
-        names, values = self._stored_estimator_class.names, vars(self)
-        return {name: values[f"{name}_"] for name in self._list_fitted_names(names.arrays)}
-
-    def _list_fitted_names(self, names: tuple[str, ...]) -> list[str]:
-        """Return the names, without the last underscore, of those fitted attributes that this fit has."""
-        return [name for name in names if f"{name}_" in vars(self)]
+    def _get_fitted(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """Return those fitted attributes that this fit has, by their names without the last underscore."""
+        return {name: vars(self)[f"{name}_"] for name in names if f"{name}_" in vars(self)}
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:

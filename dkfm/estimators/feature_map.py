@@ -313,13 +313,10 @@ class ExactFeatureMap(KernelTransformer):
         """
         check_is_fitted(self, "model_")
         r = feature_maps.choose_truncated_rank(rank, tol, vars(self).get("error_bounds_"), self.rank_)
-        basis = str(self._params_at_fit["basis"])
-        model, fitted = feature_maps.truncate_map_model(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
+        names, basis = self._stored_estimator_class.names, str(self._params_at_fit["basis"])
+        model, fitted = feature_maps.truncate_map_model(self.model_, self._get_fitted(names.arrays), r, basis)
         truncated = copy.copy(self)
-        numbers = {
-            name: vars(self)[f"{name}_"] for name in self._list_fitted_names(self._stored_estimator_class.names.numbers)
-        }
-        truncated._replace_fitted(model, fitted | numbers, self._params_at_fit)
+        truncated._replace_fitted(model, fitted | self._get_fitted(names.numbers), self._params_at_fit)
         return truncated
 
     @overload

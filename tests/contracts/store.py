@@ -13,6 +13,6 @@ def check_store(estimator, Z, path):
     assert loaded.kernel_ == estimator.kernel_
     assert loaded.certificate_ == estimator.certificate_
     assert loaded.get_params()["kernel"] == estimator.kernel_
-    for name, array in estimator._fitted_arrays().items():
+    for name, array in estimator._to_record().extra_arrays.items():
         np.testing.assert_array_equal(getattr(loaded, f"{name}_"), array)
     np.testing.assert_array_equal(loaded.transform(Z), estimator.transform(Z))

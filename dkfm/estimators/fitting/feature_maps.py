@@ -237,9 +237,7 @@ def choose_truncated_rank(rank: int | None, tol: float | None, error_bounds: Arr
     return r
 
 
-def truncate_map_model(
-    model: Model, arrays: dict[str, Array], r: int, dtype: np.dtype[np.floating], basis: str
-) -> tuple[Model, dict[str, object]]:
+def truncate_map_model(model: Model, arrays: dict[str, Array], r: int, basis: str) -> tuple[Model, dict[str, object]]:
     """Truncate a map to rank r; return its model and its fitted values, from the `arrays` of the larger map.
 
     Raises
@@ -267,15 +265,12 @@ def truncate_map_model(
     fitted |= {name: arrays[name][:length] for name, length in lengths.items() if name in arrays}
     mean = cast("Array | None", fitted.get("mean"))
     points = model.original_landmarks[:count]
-    truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
+    truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, model.dtype)
     landmarks: TrainingData = TrainingRows(model.kernel, points, 0)
     if model.kernel.is_precomputed:
         indices = cast("Array", points)[:, 0].astype(np.intp)
         landmarks = PrecomputedGram(model.kernel, _reconstruct_gram(model, full), indices)
-    return truncated, {
-        **fitted,
-        "certificate": certify_map(prepare_scorer(truncated), landmarks, mean),
-    }
+    return truncated, {**fitted, "certificate": certify_map(prepare_scorer(truncated), landmarks, mean)}
 
 
 def _reconstruct_gram(model: Model, root: Root) -> Source:
