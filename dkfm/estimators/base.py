@@ -21,7 +21,7 @@ from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.class_labels import classes_to_json
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.streamed_rows import SourceRows, StreamedRows
-from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame
+from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame, is_float32
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed
@@ -48,6 +48,11 @@ def check_dtype(dtype: object) -> np.dtype[np.floating]:
     if parsed.name not in _PRECISIONS:
         raise InvalidInputError(f"dtype must be one of {', '.join(_PRECISIONS)}, and is {dtype!r}.")
     return parsed
+
+
+def choose_dtype(dtype: object, X: object) -> np.dtype[np.floating]:
+    """Return the dtype of a `dtype` parameter, which is that of the training rows X if it is None."""
+    return check_dtype(("float32" if is_float32(X) else "float64") if dtype is None else dtype)
 
 
 class KernelEstimator(ScoringMixin):

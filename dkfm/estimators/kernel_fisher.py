@@ -15,7 +15,7 @@ from dkfm.core.argument_checks import require_flags
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.base import KernelTransformer, check_dtype
+from dkfm.estimators.base import KernelTransformer, choose_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, discriminants, out_of_core_rows
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
@@ -200,9 +200,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)
-        precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
-        dtype = check_dtype(precision)
-        options, X = self._discriminant_options(), training_data.compute_lazy_frame(X)
+        dtype, options = choose_dtype(self.dtype, X), self._discriminant_options()
+        X = training_data.compute_lazy_frame(X)
         if standardize:
             kernel, _ = make_standardizing_kernel(kernel, X, sample_weight)
         all_rows = self._check_data(X, kernel)

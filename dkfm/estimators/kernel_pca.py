@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.argument_checks import require_flags
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.base import check_dtype
+from dkfm.estimators.base import choose_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import fit_certificates, out_of_core_rows, pca
 from dkfm.estimators.fitting.parameter_types import ComponentPolicy, DType, EigenSolver, Formulation
@@ -307,8 +307,8 @@ class KernelPCA(InverseTransformMixin):
         if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._get_options(pca.SolverOptions).validate()
-        dtype = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
-        return ComponentOptions(pca.check_n_components(self.n_components), check_dtype(dtype), self.on_indefinite)
+        n_components, dtype = pca.check_n_components(self.n_components), choose_dtype(self.dtype, X)
+        return ComponentOptions(n_components, dtype, self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
         # Eigenvectors save a second kernel product, but lack rows of weight 0, and round for rows of small weight.

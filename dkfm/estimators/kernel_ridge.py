@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.argument_checks import require_flags
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.base import KernelEstimator, check_dtype
+from dkfm.estimators.base import KernelEstimator, choose_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import out_of_core_rows, ridge
 from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
@@ -69,8 +69,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         if out_of_core_rows.is_stored_or_lazy(X, kernel, streams=False):
             return self._fit_stored_rows(X, False, y, sample_weight, standardize)
-        precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
-        dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
+        dtype, X = choose_dtype(self.dtype, X), training_data.compute_lazy_frame(X)
         if standardize:
             kernel, _ = make_standardizing_kernel(kernel, X, sample_weight)
         all_rows = self._check_data(X, kernel)
