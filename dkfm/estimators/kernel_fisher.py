@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, overload
 
@@ -281,16 +282,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
     def _discriminant_options(self) -> DiscriminantOptions:
         """Check the parameters; return the options of the discriminants."""
         count = None if self.n_components is None else require_count(self.n_components, "n_components")
-        return DiscriminantOptions(
-            count,
-            discriminants.check_shrinkage(self.shrinkage),
-            self.priors,
-            self.solver,
-            self.on_indefinite,
-            self.tile_rows,
-            self.workspace,
-            self.progress,
-        )
+        shrinkage = discriminants.check_shrinkage(self.shrinkage)
+        return replace(self._get_options(DiscriminantOptions), n_components=count, shrinkage=shrinkage)
 
     def _list_priors(self) -> list[float] | None:
         return None if self.priors is None else np.asarray(self.priors, np.float64).tolist()
