@@ -115,13 +115,12 @@ class InverseTransformMixin(KernelTransformer):
         weights = head.weights[:, : head.n_columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
         with single_blas_thread_in_worker():
-            result = preimages.find_fixed_point_preimages(
+            found, converged = preimages.find_fixed_point_preimages(
                 self.kernel_, points, preimages.ComponentSpan(weights, mean), scores, start, tol, max_iter
             )
-        if not result.converged.all():
-            moving = int((~result.converged).sum())
-            warn_caller(f"{moving} of {len(scores)} pre-images have not settled.")
-        return result.points.astype(self.model_.dtype, copy=False)
+        if not converged.all():
+            warn_caller(f"{int((~converged).sum())} of {len(scores)} pre-images have not settled.")
+        return found.astype(self.model_.dtype, copy=False)
 
     def _check_scores(self, X: object) -> Array:
         scores, q = as_float64(as_rows(X)), self._n_features_out

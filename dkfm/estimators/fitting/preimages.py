@@ -63,14 +63,6 @@ class ComponentSpan:
     """Weights e of the mean; zero if the components are not centred. Shape (N,)."""
 
 
-@dataclass(frozen=True, eq=False)
-class PreimageResult:
-    """Pre-images `points` (n, d), and whether the iteration converged for each of them, `converged` (n,)."""
-
-    points: Array
-    converged: npt.NDArray[np.bool_]
-
-
 def has_fixed_point_iteration(kernel: Kernel) -> bool:
     """Return whether the kernel is a Gaussian with any scales, or a Gaussian of scaled and shifted rows."""
     return isinstance(kernel, Gaussian) or (
@@ -80,8 +72,10 @@ def has_fixed_point_iteration(kernel: Kernel) -> bool:
 
 def find_fixed_point_preimages(
     kernel: Kernel, X: Array, span: ComponentSpan, scores: Array, start: Array, tol: float, max_iter: int
-) -> PreimageResult:
-    """Return the rows z whose features are nearest to the points of a span that have given scores.
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Return the rows z (n, d) whose features are nearest to the points of a span that have given scores.
+
+    Also return, for each of them, whether the iteration converged, (n,).
 
     Parameters
     ----------
@@ -122,4 +116,4 @@ def find_fixed_point_preimages(
             moving = moving[~converged]
             if not len(moving):
                 break
-    return PreimageResult(points, settled)
+    return points, settled
