@@ -260,18 +260,15 @@ def _open_checkpoint(
 def make_components_model(
     kernel: Kernel, landmarks: Rows, components: Components, centered: bool, dtype: np.dtype[np.floating]
 ) -> Model:
-    """Return the model that scores the components, in the precision `dtype`."""
-    return cast_model(Model(kernel, landmarks, _make_heads(components, centered)), dtype)
-
-
-def _make_heads(found: Components, centered: bool) -> dict[str, Head]:
-    """Return the heads "scores" and "reconstruction_error" of components; they share their weights."""
-    if not centered:
-        scores = Head(found.weights)
-        return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}
-    W, q = np.column_stack([found.weights, 2 * found.training_mean_coefficients]), found.weights.shape[1]
-    error = Head(W, np.append(found.offset, found.squared_norm_of_mean), link=links.CENTRED_RESIDUAL)
-    return {"scores": Head(W, found.offset, n_leading_columns=q), "reconstruction_error": error}
+    """Return the model of components in the precision `dtype`; scores and reconstruction errors share their weights."""
+    W, q = components.weights, components.weights.shape[1]
+    scores, error = Head(W), Head(W, link=links.RESIDUAL)
+    if centered:
+        W = np.column_stack([W, 2 * components.training_mean_coefficients])
+        offset = np.append(components.offset, components.squared_norm_of_mean)
+        scores = Head(W, components.offset, n_leading_columns=q)
+        error = Head(W, offset, link=links.CENTRED_RESIDUAL)
+    return cast_model(Model(kernel, landmarks, {"scores": scores, "reconstruction_error": error}), dtype)
 
 
 def collect_fitted(components: Components, total_weight: float) -> dict[str, object]:
