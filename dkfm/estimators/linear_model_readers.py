@@ -4,7 +4,7 @@ A model is recognized by the names of its classes, and read from its fitted attr
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class LinearModel:
     """Kind of estimator. One of "classifier", "regressor", "outlier_detector", "transformer"."""
     affine_outputs: Mapping[str, tuple[AffineStep, str]]
     """Affine map and link of each output, by name; the first output is the main one."""
-    classes: npt.NDArray[np.generic] | None = field(default=None)
+    classes: npt.NDArray[np.generic] | None = None
     """Labels that the codes of "predict" stand for. Shape (C,)."""
 
 

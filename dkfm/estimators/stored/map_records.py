@@ -40,17 +40,13 @@ def require_consistent(record: Record) -> None:
 
 
 def convert_old(record: Record) -> Record:
-    """Return a record as this version saves it: earlier versions certified all rows, and had other error bounds."""
-    return _convert_old_bounds(replace(record, parameters={"certify": "all", **record.parameters}))
-
-
-def _convert_old_bounds(record: Record) -> Record:
-    """Return a record with error bounds relative to the scale of each pair; convert that of an earlier version.
+    """Return a record as this version saves it: earlier versions certified all rows, and had other error bounds.
 
     In an earlier version, the root is not scaled, and bounds are in units of ``sqrt(k(z, z) max_n k(x_n, x_n))``. They
     are divided by the length of the shortest known row. If some training rows are not landmarks, and so are not known,
     the bounds become 1, which no error exceeds.
     """
+    record = replace(record, parameters={"certify": "all", **record.parameters})
     arrays, model = record.extra_arrays, record.model
     if "scales" in arrays:
         return record
