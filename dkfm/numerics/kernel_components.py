@@ -171,7 +171,7 @@ def solve_leading_components(
     tol: float = 0.0,
     max_products: int = 1000,
     basis_columns: int | None = None,
-    step_log: lanczos.StepLog = lanczos.NO_LOG,
+    step_log: lanczos.StepLog | None = None,
 ) -> tuple[Components, lanczos.EigenPairs]:
     """Solve kernel PCA for its first components by Lanczos, from products with the problem matrix.
 

@@ -114,20 +114,6 @@ class StepLog(Protocol):
         """Save a state; the columns of its basis before `first_new` are those of the previously saved state."""
 
 
-class _NoLog:
-    """Log that keeps nothing."""
-
-    def load(self, basis: Array) -> None:
-        pass
-
-    def save(self, state: LanczosState, first_new: int) -> None:
-        pass
-
-
-NO_LOG: StepLog = _NoLog()
-"""Log that keeps nothing."""
-
-
 def choose_block_columns(n: int, q: int) -> int:
     """Return the number of columns of a block for finding q eigenvectors of a matrix (n, n).
 
@@ -173,12 +159,12 @@ class _KrylovSpace:
         self.projected = np.zeros((capacity, capacity))
         self.count = 0
 
-    def resume(self, log: StepLog, start: Array, max_products: int) -> LanczosState:
+    def resume(self, log: StepLog | None, start: Array, max_products: int) -> LanczosState:
         """Load the state of the log into this space, or start from the first block; return the state.
 
         A state of `max_products` or more products is ignored, because it is past the end of this iteration.
         """
-        state = log.load(self.basis)
+        state = None if log is None else log.load(self.basis)
         if state is None or state.n_products >= max_products:
             state = self.make_state(np.linalg.qr(start)[0])
         self.count = len(state.projected)
@@ -278,7 +264,7 @@ def largest_eigenpairs(
     max_products: int = 1000,
     noise: float = 0.0,
     basis_columns: int | None = None,
-    step_log: StepLog = NO_LOG,
+    step_log: StepLog | None = None,
 ) -> EigenPairs:
     """Find the q largest eigenvalues of a symmetric matrix (n, n), and their eigenvectors.
 
@@ -299,7 +285,7 @@ def largest_eigenpairs(
         Rounding error of a product with a vector of length 1; residuals up to it are accepted.
     basis_columns : int, optional
         Capacity of the basis in columns, at least 2 (q + p); `choose_basis_columns` by default.
-    step_log : StepLog
+    step_log : StepLog, optional
         Log that keeps the state after each product; the iteration resumes from its state. By default nothing is kept.
 
     Notes
@@ -314,7 +300,7 @@ def largest_eigenpairs(
     done = state.n_products
     del state  # so that the block is freed when it is replaced
     for products in range(done + 1, max_products + 1):
-        if products > done + 1 or not done:
+        if step_log is not None and (products > done + 1 or not done):
             step_log.save(space.make_state(block, products - 1, next_test, lowest), logged)
             logged = space.count
         block, triangle = space.run_block_step(np.ascontiguousarray(block), multiply)
