@@ -1,5 +1,6 @@
 """Kernels of histograms: rows of non-negative numbers, which usually add up to 1."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
 from typing import ClassVar
@@ -15,11 +16,27 @@ from dkfm.kernels.parameters import coerce_to_positive_float
 
 
 class _HistogramKernel(PreparedKernel):
-    """Base class of kernels that raise an error for negative numbers."""
+    """Base class of functions of a sum over the columns; they raise an error for negative numbers."""
 
     supports_float32 = supports_out = True
     _sum_name: ClassVar[str]
     """Name of the sum over the columns."""
+    _sum_columns: ClassVar[Callable[[Array, Array, Array | None], Array]]
+    """Function that returns the sums of all pairs."""
+
+    def _map_sums(self, sums: Array) -> Array:
+        """Return the kernel values of sums over the columns; it may overwrite them."""
+        return sums
+
+    def prepare(self, landmarks: Array) -> PreparedBlock:
+        """Check the landmarks once."""
+        right, sum_columns = self._require_non_negative(landmarks), type(self)._sum_columns
+        return lambda Z, out=None, /: self._map_sums(sum_columns(self._require_non_negative(Z), right, out))
+
+    def diagonal(self, X: Array) -> Array:
+        """Return the sum of each row."""
+        total: Array = self._require_non_negative(X).sum(axis=1)
+        return total
 
     def estimate_extra_value_seconds(self, d: int) -> float:
         """Estimate the seconds of the sum over the columns."""
@@ -65,20 +82,14 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
 
     gamma: float = 1.0
     _sum_name = "chi_squared"
+    _sum_columns = columnwise_sums.sum_chi_squared_terms
 
     def __post_init__(self) -> None:
         coerce_to_positive_float(self, "gamma")
 
-    def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Check the landmarks once."""
-        right = self._require_non_negative(landmarks)
-
-        def block(Z: Array, out: Array | None = None, /) -> Array:
-            exponent = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right, out)
-            exponent *= -self.gamma
-            return exp_without_subnormals_in_place(exponent)
-
-        return block
+    def _map_sums(self, sums: Array) -> Array:
+        sums *= -self.gamma
+        return exp_without_subnormals_in_place(sums)
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""
@@ -100,16 +111,10 @@ class AdditiveChiSquared(_HistogramKernel):
 
     definiteness = Definiteness.CONDITIONAL
     _sum_name = "chi_squared"
+    _sum_columns = columnwise_sums.sum_chi_squared_terms
 
-    def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Check the landmarks once."""
-        right = self._require_non_negative(landmarks)
-
-        def block(Z: Array, out: Array | None = None, /) -> Array:
-            values = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right, out)
-            return np.negative(values, out=values)
-
-        return block
+    def _map_sums(self, sums: Array) -> Array:
+        return np.negative(sums, out=sums)
 
     def diagonal(self, X: Array) -> Array:
         """Return zeros."""
@@ -135,16 +140,7 @@ class HistogramIntersection(_HistogramKernel):
     """
 
     _sum_name = "minimum"
-
-    def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Check the landmarks once."""
-        right = self._require_non_negative(landmarks)
-        return lambda Z, out=None, /: columnwise_sums.sum_minima(self._require_non_negative(Z), right, out)
-
-    def diagonal(self, X: Array) -> Array:
-        """Return the sum of each row."""
-        total: Array = self._require_non_negative(X).sum(axis=1)
-        return total
+    _sum_columns = columnwise_sums.sum_minima
 
 
 @dataclass(frozen=True)
@@ -165,19 +161,8 @@ class JensenShannon(_HistogramKernel):
     """
 
     _sum_name = "mixture"
+    _sum_columns = columnwise_sums.sum_mixture_entropies
 
-    def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Check the landmarks once."""
-        right = self._require_non_negative(landmarks)
-
-        def block(Z: Array, out: Array | None = None, /) -> Array:
-            values = columnwise_sums.sum_mixture_entropies(self._require_non_negative(Z), right, out)
-            values /= 2 * log(2)
-            return values
-
-        return block
-
-    def diagonal(self, X: Array) -> Array:
-        """Return the sum of each row."""
-        total: Array = self._require_non_negative(X).sum(axis=1)
-        return total
+    def _map_sums(self, sums: Array) -> Array:
+        sums /= 2 * log(2)
+        return sums
