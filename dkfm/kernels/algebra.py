@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -193,11 +193,6 @@ class _Reduction(TwoPrecisionKernel):
         (field,) = vars(self)
         object.__setattr__(self, field, flat)
 
-    @classmethod
-    def from_kernels(cls, *kernels: Kernel) -> Self:
-        """Return the combination of some kernels."""
-        return cls(kernels)  # type: ignore[call-arg]  # the only field
-
     @property
     def supports_out(self) -> bool:
         """Whether the first part can write its block into `out`, in which the other blocks are then accumulated."""
@@ -263,7 +258,7 @@ class _Reduction(TwoPrecisionKernel):
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve each part."""
-        return type(self).from_kernels(*(k.resolve(X) for k in self.parts))
+        return type(self)(tuple(k.resolve(X) for k in self.parts))  # type: ignore[call-arg]  # the only field
 
     def diagonal(self, X: Rows) -> Array:
         """Combine the diagonals of the parts, in the order of the block."""
