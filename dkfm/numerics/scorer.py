@@ -267,7 +267,7 @@ def compute_finite_scores(
     diagonal: Array | None = None,
 ) -> Array:
     """Return the output of one head; raise an error that names the first row that overflows the kernel."""
-    scores = score.score_heads([name], Z, diagonal=diagonal)[name]
+    scores = score(name, Z, diagonal=diagonal)
     valid = links.find_valid_rows(scores)
     if not valid.all():
         raise KernelError(

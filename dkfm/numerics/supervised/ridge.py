@@ -319,7 +319,10 @@ class _Decomposed:
         first = int((values <= cut).sum())
         coordinates = vectors.T @ (targets.roots * targets.values)
         if not clipped and first:
-            _warn_of_least_squares(alpha, first)
+            warn_caller(
+                f"alpha = {alpha:.1e} is nothing beside the rounding of kernel values, and {first} eigenvalues are "
+                "rounding: the solution is the one of least norm without them."
+            )
         floor = 0.0 if clipped or not is_above_rounding else -np.inf
         return cls(targets, np.maximum(values, floor), vectors, coordinates, first, bool(clipped))
 
@@ -359,10 +362,3 @@ class _Decomposed:
                 "Without the negative part of the Gram matrix of all rows there is no closed form of the predictions "
                 "of left-out rows; choose another kernel."
             )
-
-
-def _warn_of_least_squares(alpha: float, dropped: int) -> None:
-    warn_caller(
-        f"alpha = {alpha:.1e} is nothing beside the rounding of kernel values, and {dropped} eigenvalues are rounding: "
-        "the solution is the one of least norm without them."
-    )
