@@ -190,8 +190,8 @@ class PrecomputedGram:
         return diagonal
 
     def find_rounding_probe_rows(self, diagonal: Array) -> Indices:
-        """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
-        return kernel_rounding.find_rounding_probe_rows(self.indexable_rows, diagonal)
+        """Return no positions, because the values of the matrix are exact."""
+        return np.zeros(0, np.intp)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""

@@ -120,6 +120,6 @@ def sample_scorer_and_kernel_rows(rows: TrainingData, diagonal: Array | None = N
     With `diagonal` (N,), their k(x, x), the sample also has the rows that round most.
     """
     numbers = sample_evenly(rows.indexable_rows.shape[0])
-    if diagonal is not None and not rows.kernel.is_precomputed:
+    if diagonal is not None:
         numbers = np.union1d(numbers, rows.find_rounding_probe_rows(diagonal))
     return rows.take_rows(numbers), rows.indexable_rows[numbers]
