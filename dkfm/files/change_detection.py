@@ -3,10 +3,10 @@
 The stamp of files is a digest of their names, sizes and times of change, or ETags. It identifies an input: a later run
 compares it with the stamp in an output. A copy that keeps the times has the same stamp, here or on a worker's disk.
 
-The state of files (`stamp_with_ctime`) also includes their times of status change (ctime), which programs cannot set
-back as `cp -p` and `rsync -t` do with times of change. The state shows whether an input changed while it was read. Only
-processes that see the same files can compare it: a copy has another state. A `Watch` also holds the file or folder
-open, so that a replacement is detected by its inode. Inodes are not part of the state, because some network file
+The state of files (`stamp` with `include_ctime`) also includes their times of status change (ctime), which programs
+cannot set back as `cp -p` and `rsync -t` do with times of change. The state shows whether an input changed while it was
+read. Only processes that see the same files can compare it: a copy has another state. A `Watch` also holds the file or
+folder open, so that a replacement is detected by its inode. Inodes are not part of the state, because some network file
 systems give a file a new one when no process has it open. On object stores the state is the stamp.
 """
 
@@ -69,8 +69,8 @@ class WatchedInput(Protocol):
     def location(self) -> object:
         """Path of the input, if it is on this file system."""
 
-    def stamp_with_ctime(self) -> str:
-        """Return a digest that changes whenever anything is written to the input."""
+    def stamp(self, *, include_ctime: bool = False) -> str:
+        """Return a digest; if `include_ctime`, one that changes whenever anything is written to the input."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Watch:
                 and self.descriptor is not None
                 and not os.path.samestat(os.fstat(self.descriptor), self.path.stat())
             )
-            return not replaced and self.source.stamp_with_ctime() == self.stamp_with_ctime
+            return not replaced and self.source.stamp(include_ctime=True) == self.stamp_with_ctime
         except OSError:
             return False
 
@@ -114,7 +114,7 @@ def watch(source: WatchedInput) -> Iterator[Watch]:
     try:
         if path is not None:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        yield Watch(source, source.stamp_with_ctime(), path, descriptor)
+        yield Watch(source, source.stamp(include_ctime=True), path, descriptor)
     finally:
         if descriptor is not None:
             os.close(descriptor)

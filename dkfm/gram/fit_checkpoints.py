@@ -220,7 +220,7 @@ def _make_rows_identity(source: Source) -> list[object]:
         return [digest_rows(source), columns, source.shape]
     if isinstance(source, BlockRows):  # a copy in a temporary folder
         return [source.content_digest, columns, source.shape]
-    return [str(source.location), source.stamp_with_ctime(), columns, source.shape]
+    return [str(source.location), source.stamp(include_ctime=True), columns, source.shape]
 
 
 @contextmanager

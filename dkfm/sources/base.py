@@ -58,11 +58,11 @@ class Source(Protocol):
     def read(self, rows: slice) -> Rows:
         """Return some rows as float64, unchecked; stored float32 stays so after `with_float32_preserved`."""
 
-    def stamp(self) -> str:
-        """Return a digest that changes when the rows change: of names, sizes and times, or of values in memory."""
+    def stamp(self, *, include_ctime: bool = False) -> str:
+        """Return a digest that changes when the rows change: of names, sizes and times, or of values in memory.
 
-    def stamp_with_ctime(self) -> str:
-        """Return a digest that changes when anything is written to the rows, even if times of change are set back."""
+        If `include_ctime`, it changes when anything is written to the rows, even if times of change are set back.
+        """
 
     def is_opening_valid(self, current_stamp: str) -> bool:
         """Return whether the rows are still those that were opened, given a later `current_stamp`."""
@@ -101,13 +101,9 @@ class _Located:
         """0: nothing is kept."""
         return 0
 
-    def stamp(self) -> str:
+    def stamp(self, *, include_ctime: bool = False) -> str:
         """Return a digest of names, sizes, and times of change or ETags."""
-        return locations.stamp(self.location)
-
-    def stamp_with_ctime(self) -> str:
-        """Return a digest that also includes times of status change; on an object store it is `stamp`."""
-        return locations.stamp(self.location, include_ctime=True)
+        return locations.stamp(self.location, include_ctime=include_ctime)
 
     def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the source, and the row."""

@@ -59,14 +59,10 @@ class BlockRows(DenseRows):
         """Name of the collection."""
         return self.given_name
 
-    def stamp(self) -> str:
+    def stamp(self, *, include_ctime: bool = False) -> str:  # only this job writes the folder
         """Return the digest of all values; raise an InvalidInputError if this process does not see the folder."""
         if not (cast("Path", self.location) / block_name(self._first_nonempty_block)).is_file():
             raise InvalidInputError(f"There is no {self.location}, where the rows of {self.name} are.")
-        return self.content_digest
-
-    def stamp_with_ctime(self) -> str:
-        """Return the digest of all values: only this job writes the folder."""
         return self.content_digest
 
     def is_opening_valid(self, current_stamp: str) -> bool:

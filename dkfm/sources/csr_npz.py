@@ -90,13 +90,9 @@ class NpzSource(CsrRows):
             )
         return cls(location, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
 
-    def stamp(self) -> str:
+    def stamp(self, *, include_ctime: bool = False) -> str:
         """Return a digest of the file's size, and its time of change or ETag."""
-        return _stamp(self.location)
-
-    def stamp_with_ctime(self) -> str:
-        """Return a digest that also includes the time of status change; on an object store the stamp."""
-        return _stamp(self.location, include_ctime=True)
+        return _stamp(self.location, include_ctime=include_ctime)
 
     def is_opening_valid(self, current_stamp: str) -> bool:
         """Return whether `current_stamp` is that of the file when it was opened."""

@@ -71,15 +71,11 @@ class MemorySource:
         """Return some rows; dense rows are a view."""
         return self.array[rows]
 
-    def stamp(self) -> str:
+    def stamp(self, *, include_ctime: bool = False) -> str:
         """Return a checksum of the values."""
         rows = self.array
         parts = [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]
         return f"{rows.shape} {' '.join(str(_checksum_values(part)) for part in parts)}"
-
-    def stamp_with_ctime(self) -> str:
-        """Return the stamp, which changes when values are written to."""
-        return self.stamp()
 
     def is_opening_valid(self, current_stamp: str) -> bool:  # nothing is cached when an array is opened
         """Return True: the source is the array itself."""
@@ -118,7 +114,7 @@ class FrameSource(MemorySource):
         fields = dict(zip(self.columns, np.asarray(self.array).T, strict=True))
         pq.write_table(pa.table(fields | ({} if self.ids is None else {self.id_column: self.ids})), path)
 
-    def stamp(self) -> str:
+    def stamp(self, *, include_ctime: bool = False) -> str:
         """Return a checksum of the values and the ids."""
         return super().stamp() if self.ids is None else f"{super().stamp()} {_checksum_ids(self.ids)}"
 

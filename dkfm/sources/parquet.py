@@ -123,13 +123,9 @@ class ParquetSource(DenseRows):
         """Names of the columns that are read."""
         return self._layout.columns
 
-    def stamp(self) -> str:
+    def stamp(self, *, include_ctime: bool = False) -> str:
         """Return a digest of the names, sizes, and times of change or ETags of the files."""
-        return self.table_files.stamp()
-
-    def stamp_with_ctime(self) -> str:
-        """Return a digest of the files that includes times of status change; on an object store the stamp."""
-        return self.table_files.stamp(include_ctime=True)
+        return self.table_files.stamp(include_ctime=include_ctime)
 
     def is_opening_valid(self, current_stamp: str) -> bool:
         """Return whether `current_stamp` is that of the files when they were opened."""

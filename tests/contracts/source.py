@@ -30,7 +30,7 @@ def check_source(source, rows, travels=True):
     assert source.read_overhead_bytes(1) >= 0
     assert source.cached_bytes >= 0
     stamp = source.stamp()
-    assert (source.stamp(), source.stamp_with_ctime()) == (stamp, source.stamp_with_ctime())
+    assert (source.stamp(), source.stamp(include_ctime=True)) == (stamp, source.stamp(include_ctime=True))
     assert source.is_opening_valid(stamp)
     assert source.locate_row(n - 1)[1] in range(n)
     if travels:

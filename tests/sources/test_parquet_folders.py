@@ -142,9 +142,9 @@ def test_a_name_with_the_characters_of_a_pattern_is_a_name_if_it_exists(rows, tm
 
 def test_new_files_outside_a_pattern_change_nothing_and_those_inside_do(partitioned, rows):
     source = open_source(f"{partitioned}/country=de/**")
-    before, state = source.stamp(), source.stamp_with_ctime()
+    before, state = source.stamp(), source.stamp(include_ctime=True)
     write(partitioned / "country=fr" / "b.parquet", rows[:5])
-    assert (source.stamp(), source.stamp_with_ctime()) == (before, state)
+    assert (source.stamp(), source.stamp(include_ctime=True)) == (before, state)
     write(partitioned / "country=de" / "b.parquet", rows[:5])
     assert source.stamp() != before
 
@@ -165,9 +165,9 @@ def test_named_files_are_read_in_the_order_of_their_names(partitioned, rows):
     source = open_source(partitioned, id_column="city").with_files((FILES[2], FILES[0]))
     np.testing.assert_array_equal(source.read(slice(0, 200)), np.concatenate([rows[200:300], rows[:100]]))
     assert source.read_ids(slice(99, 101)).to_pylist() == ["Lyon", "Bad Honnef"]
-    before = source.stamp_with_ctime()
+    before = source.stamp(include_ctime=True)
     write(partitioned / "country=it" / "b.parquet", rows[:5])
-    assert source.stamp_with_ctime() == before
+    assert source.stamp(include_ctime=True) == before
     (partitioned / FILES[0]).unlink()
     assert not source.is_opening_valid(open_source(partitioned).stamp())
     with pytest.raises(InvalidInputError, match="has no country=de"):
