@@ -62,14 +62,12 @@ class MeasuredConstants:
 
     def table_rows(self) -> list[Row]:
         """Return the rows of a table, one for each constant."""
-        return [
-            {
-                "constant": description,
-                "measured": Ratio.of([scale * value for value in self.measurements_by_name[name]], [1.0] * rounds),
-            }
-            for name, (description, scale) in _UNITS.items()
-            if (rounds := len(self.measurements_by_name[name]))
-        ]
+        rows: list[Row] = []
+        for name, (description, scale) in _UNITS.items():
+            values = self.measurements_by_name[name]
+            scaled = Ratio.of([scale * value for value in values], [1.0] * len(values))
+            rows.append({"constant": description, "measured": scaled})
+        return rows
 
 
 def measure_constants(site: BenchEnvironment, n: int, rows: int, tasks: int, moved_bytes: int) -> MeasuredConstants:

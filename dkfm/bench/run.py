@@ -113,7 +113,6 @@ FULL = BenchSizes(
 )
 QUICK = replace(
     FULL,
-    rounds=3,
     fit_rounds=1,
     scored_n=1_000,
     scored=((10, 66_000), (784, 20_000)),

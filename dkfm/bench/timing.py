@@ -73,14 +73,10 @@ def time_round_robin(rivals: Mapping[str, Callable[[Path], object]], rounds: int
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     names = list(rivals)
     for first in range(rounds):
-        for name in _rotate(names, first):
+        start_at = first % len(names)
+        for name in names[start_at:] + names[:start_at]:
             start = time.perf_counter()
             rivals[name](output)
             seconds[name].append(time.perf_counter() - start)
             shutil.rmtree(output, ignore_errors=True)
     return Times(seconds)
-
-
-def _rotate(names: Sequence[str], first: int) -> list[str]:
-    cut = first % len(names)
-    return [*names[cut:], *names[:cut]]
