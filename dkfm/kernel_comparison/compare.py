@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, count, islice
+from itertools import islice
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -29,7 +29,7 @@ from dkfm.numerics.supervised.shrinkage import predict_choice_seconds
 
 Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
 Shrinkage: TypeAlias = float | Literal["auto"]
-MapRows: TypeAlias = Callable[[Rows], object]
+MapRows: TypeAlias = Callable[[Rows], Rows]
 
 _MAX_BLOCK_VALUES = 2**22
 """Largest number of distances from test rows to all training rows computed at once: 32 MB."""
@@ -203,7 +203,11 @@ def _list_kernels(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
 
 def _make_unique(name: str, used: Mapping[str, str]) -> str:
     """Return the name, with a number appended if the name is already used."""
-    return next(unique for unique in chain([name], (f"{name} ({n})" for n in count(2))) if unique not in used)
+    unique, number = name, 1
+    while unique in used:
+        number += 1
+        unique = f"{name} ({number})"
+    return unique
 
 
 def _find_tsne_problem() -> str:
@@ -303,30 +307,32 @@ def _measure_distances(phi: ExactFeatureMap, is_clipped: bool, rows: LabelledRow
     Distances are those of the kernel, or those of the features if a clipped kernel does not define distances. A
     conditionally positive semi-definite kernel does.
     """
-    kernel = phi.kernel_
-    map_rows = phi.transform if is_clipped and kernel.definiteness is not Definiteness.CONDITIONAL else None
+    uses_features = is_clipped and phi.kernel_.definiteness is not Definiteness.CONDITIONAL
+    kernel = Linear() if uses_features else phi.kernel_
+
+    def map_rows(X: Rows) -> Rows:
+        return np.asarray(phi.transform(X)) if uses_features else X
+
     return _nearest_neighbour_accuracy(kernel, rows, map_rows), _measure_silhouette(kernel, rows, map_rows)
 
 
-def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows, map_rows: MapRows | None) -> float:
-    """Return the share of test rows whose nearest training row, by the kernel or by features, has the same label."""
-    train, correct = rows.train if map_rows is None else np.asarray(map_rows(rows.train)), 0
+def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows, map_rows: MapRows) -> float:
+    """Return the share of test rows whose nearest training row, by the kernel of mapped rows, has the same label."""
+    train, correct = map_rows(rows.train), 0
     for tile in row_slices(len(rows.test_labels), max(1, _MAX_BLOCK_VALUES // len(rows.train_labels))):
-        test = rows.test[tile] if map_rows is None else np.asarray(map_rows(rows.test[tile]))
-        distances = scorer.kernel_distances(kernel if map_rows is None else Linear(), test, train)
+        distances = scorer.kernel_distances(kernel, map_rows(rows.test[tile]), train)
         correct += int((rows.train_labels[distances.argmin(axis=1)] == rows.test_labels[tile]).sum())
     return correct / len(rows.test_labels)
 
 
-def _measure_silhouette(kernel: Kernel, rows: LabelledRows, map_rows: MapRows | None) -> float:
-    """Return the mean silhouette of training rows, by the distances of the kernel or of features."""
+def _measure_silhouette(kernel: Kernel, rows: LabelledRows, map_rows: MapRows) -> float:
+    """Return the mean silhouette of training rows, by the distances of the kernel between mapped rows."""
     from sklearn.metrics import silhouette_score
 
-    points, labels = rows.train[rows.sampled_train_indices], rows.train_labels[rows.sampled_train_indices]
+    labels = rows.train_labels[rows.sampled_train_indices]
     if not 2 <= len(np.unique(labels)) < len(labels):
         return float("nan")  # the sample may lack rare classes
-    if map_rows is not None:
-        kernel, points = Linear(), np.asarray(map_rows(points))
+    points = map_rows(rows.train[rows.sampled_train_indices])
     return float(silhouette_score(scorer.kernel_distances(kernel, points, points), labels, metric="precomputed"))
 
 

@@ -89,13 +89,11 @@ def write_page(path: str | Path, text: str) -> None:
         output.commit()
 
 
-def render_page(title: str, notes: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
+def render_page(notes: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
     """Return the HTML text of a page.
 
     Parameters
     ----------
-    title : str
-        Title and heading.
     notes : sequence of str
         Paragraphs below the table.
     table : sequence of rows of str
@@ -106,7 +104,7 @@ def render_page(title: str, notes: Sequence[str], table: Sequence[Sequence[str]]
     Examples
     --------
     >>> from dkfm.kernel_comparison.html_page import render_page
-    >>> "<td>&lt;b&gt;</td>" in render_page("Kernels", [], [["kernel"], ["<b>"]], [])
+    >>> "<td>&lt;b&gt;</td>" in render_page([], [["kernel"], ["<b>"]], [])
     True
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -118,4 +116,4 @@ def render_page(title: str, notes: Sequence[str], table: Sequence[Sequence[str]]
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("page.html.jinja").render(title=title, notes=notes, table=table, sections=sections)
+    return environment.get_template("page.html.jinja").render(notes=notes, table=table, sections=sections)

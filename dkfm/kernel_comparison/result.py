@@ -164,7 +164,7 @@ class Comparison:
             html_page.Section(result.name, tuple(_draw_pictures(result, self._labels, self._test_labels)))
             for result in self.compared
         ]
-        return html_page.render_page("Kernels compared", notes, self.table.format_cells(), sections)
+        return html_page.render_page(notes, self.table.format_cells(), sections)
 
     def save_page(self, path: str | Path) -> None:
         """Write the page of `to_html` to a file; replace an earlier page of dkfm.

@@ -42,7 +42,7 @@ def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, tmp_path)
 
 @pytest.mark.browser
 def test_a_browser_that_has_to_complain_is_heard(tmp_path):
-    text = html_page.render_page("t", [], [["a"]], [])
+    text = html_page.render_page([], [["a"]], [])
     (tmp_path / "page.html").write_text(text.replace("</body>", "<script>1</script><img src='http://x/y'></body>"))
     with open_page((tmp_path / "page.html").as_uri()) as (_, complaints):
         assert len(complaints) >= 2

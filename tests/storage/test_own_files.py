@@ -96,7 +96,7 @@ def test_a_page_replaces_only_an_earlier_page(tmp_path):
     y = ROWS[:, 0] > 0
     target = tmp_path / "page.html"
     for _ in range(2):
-        html_page.write_page(target, html_page.render_page("Kernels", [], [["kernel"]], []))
+        html_page.write_page(target, html_page.render_page([], [["kernel"]], []))
     target.write_text("my thesis")
     with pytest.raises(StoreExistsError, match="not a page of dkfm's; move it away, or choose another path"):
         html_page.write_page(target, PAGE)
