@@ -22,8 +22,8 @@ _chunks: LruCache[Array] = LruCache(1)
 
 def as_float(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
     """Return values as float64, or float32 values as float32 if `keep_float32`."""
-    keep = keep_float32 and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
-    return np.asarray(values, np.float32 if keep else np.float64)
+    is_float32 = values.dtype.type is np.float32  # in any byte order
+    return np.asarray(values, np.float32 if keep_float32 and is_float32 else np.float64)
 
 
 def estimate_concurrent_decode_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:

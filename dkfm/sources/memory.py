@@ -35,7 +35,7 @@ class MemorySource:
 
     array: Rows
     name: str = "X"
-    chunk_rows: int = 1
+    chunk_rows = 1
     location = None
     cached_bytes = 0
 
@@ -145,7 +145,7 @@ def open_frame(
     chosen = frame if selected == tuple(frame_columns) else select_columns(frame, selected)
     array = as_float64(_read_values(chosen, selected, name))
     ids = None if id_column is None else _read_ids(frame, id_column, name)
-    return FrameSource(array, name, 1, selected, id_column, ids)
+    return FrameSource(array, name, selected, id_column, ids)
 
 
 def _index_name(frame: object) -> object:

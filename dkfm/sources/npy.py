@@ -113,10 +113,10 @@ class NpySource(DenseRows):
             header = _read_header(file, path)
             if header.shape != self.shape:
                 raise InvalidInputError(f"{path} changed since it was opened; open it again.")
+            dtype = chunk_cache.as_float(np.empty(0, header.dtype), self.keep_float32).dtype
+            read = _read_columns if header.fortran_order else _read_rows
             try:
-                return (_read_columns if header.fortran_order else _read_rows)(
-                    file, header, start, stop, self.keep_float32
-                )
+                return read(file, header, start, stop, dtype)
             except (EOFError, OSError) as error:
                 cause = "the file was cut short" if isinstance(error, EOFError) else extract_reason(error)
                 raise InvalidInputError(f"Rows {start} to {stop} of {path} cannot be read: {cause}.") from None
@@ -235,10 +235,10 @@ def _header_size(data: bytes) -> int:
     return prefix + int.from_bytes(data[8:prefix], "little")
 
 
-def _read_rows(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
+def _read_rows(file: BufferedReader, header: Header, start: int, stop: int, dtype: np.dtype[np.floating]) -> Array:
+    """Return some rows of an array in C order."""
     columns, itemsize = header.shape[1], header.dtype.itemsize
     file.seek(header.offset + start * columns * itemsize)
-    dtype = chunk_cache.as_float(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((stop - start, columns), dtype)
     if dtype == header.dtype:
         _read_into(file, values)
@@ -252,11 +252,10 @@ def _read_rows(file: BufferedReader, header: Header, start: int, stop: int, keep
     return values
 
 
-def _read_columns(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
+def _read_columns(file: BufferedReader, header: Header, start: int, stop: int, dtype: np.dtype[np.floating]) -> Array:
     """Return some rows of an array in Fortran order: read a part of each column."""
     n, columns = header.shape
     itemsize, descriptor = header.dtype.itemsize, file.fileno()
-    dtype = chunk_cache.as_float(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((columns, stop - start), dtype)
     stored = np.empty(stop - start, header.dtype)
     for column in range(columns):

@@ -176,11 +176,10 @@ class ParquetSource(DenseRows):
     @property
     def _layout(self) -> TableLayout:
         key = (self.table_files, self.opened_stamp, self.first_file_column_indices, self.id_column)
-        expected = self.opened_stamp
         return _cached_layouts.get_or_compute(
             key,
             lambda: read_layout_with_stamp(
-                self.table_files, self.first_file_column_indices, self.id_column, expected_stamp=expected
+                self.table_files, self.first_file_column_indices, self.id_column, expected_stamp=self.opened_stamp
             )[1],
         )
 
