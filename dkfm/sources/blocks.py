@@ -4,9 +4,9 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,10 +43,12 @@ class WrittenBlock:
     id_type: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BlockRows(DenseRows):
     """Rows of blocks in a folder, one after the other."""
 
+    location: Path
+    _: KW_ONLY
     given_name: str
     """Name in messages."""
     first_rows: tuple[int, ...]
@@ -61,7 +63,7 @@ class BlockRows(DenseRows):
 
     def stamp(self, *, include_ctime: bool = False) -> str:  # only this job writes the folder
         """Return the digest of all values; raise an InvalidInputError if this process does not see the folder."""
-        if not (cast("Path", self.location) / block_name(self._first_nonempty_block)).is_file():
+        if not (self.location / block_name(self._first_nonempty_block)).is_file():
             raise InvalidInputError(f"There is no {self.location}, where the rows of {self.name} are.")
         return self.content_digest
 
@@ -72,7 +74,7 @@ class BlockRows(DenseRows):
     def read(self, rows: slice) -> Array:
         """Return some rows."""
         parts = [
-            NpySource.open(cast("Path", self.location) / block_name(number)).with_float32_preserved().read(part)
+            NpySource.open(self.location / block_name(number)).with_float32_preserved().read(part)
             for number, part in self._split(rows)
         ]
         values = parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, self.shape[1]), np.float32), *parts])
@@ -105,7 +107,7 @@ class FrameBlockRows(BlockRows):
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         parts = []
         for number, part in self._split(rows) or [(self._first_nonempty_block, slice(0))]:  # no ids have a type too
-            with open_plain(cast("Path", self.location) / _ids_name(number)) as file:
+            with open_plain(self.location / _ids_name(number)) as file:
                 parts.append(pa.ipc.open_stream(file).read_all().column(0).combine_chunks()[part])
         return pa.concat_arrays(parts)
 

@@ -8,11 +8,11 @@ import io
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,8 @@ def open_npy(location: Location) -> "NpySource | RemoteNpySource":
 class NpySource(DenseRows):
     """Rows of a .npy file, in C or Fortran order, of any real dtype and byte order."""
 
+    location: Path
+
     @classmethod
     def open(cls, path: Path) -> "NpySource":
         """Return a source from the header of a file."""
@@ -108,7 +110,7 @@ class NpySource(DenseRows):
             The shape in the file changed since it was opened, or the file was truncated.
         """
         start, stop, _ = rows.indices(self.shape[0])
-        stop, path = max(start, stop), cast("Path", self.location)
+        stop, path = max(start, stop), self.location
         with _open(path) as file:
             header = _read_header(file, path)
             if header.shape != self.shape:
@@ -122,10 +124,12 @@ class NpySource(DenseRows):
                 raise InvalidInputError(f"Rows {start} to {stop} of {path} cannot be read: {cause}.") from None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RemoteNpySource(DenseRows):
     """Rows of a .npy file on an object store; each read is one request."""
 
+    location: Remote
+    _: KW_ONLY
     dtype_str: str
     offset: int
     """Offset of the values in the file, in bytes."""
@@ -159,8 +163,7 @@ class RemoteNpySource(DenseRows):
 
     def read(self, rows: slice) -> Array:
         """Return some rows; raise an InvalidInputError if the file was truncated."""
-        start, stop = rows.start, max(rows.start, min(rows.stop, self.shape[0]))
-        remote = cast("Remote", self.location)
+        remote, start, stop = self.location, rows.start, max(rows.start, min(rows.stop, self.shape[0]))
         data = remote.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
         if len(data) != (stop - start) * self._row_bytes:
             raise InvalidInputError(f"Rows {start} to {stop} of {remote} cannot be read: the file was cut short.")

@@ -61,6 +61,7 @@ class _ZarrRows(DenseRows, ABC):
 class ZarrSource(_ZarrRows):
     """Rows of an array in a store on this file system."""
 
+    location: Path
     uncompressed_array: RawArray | None = None
     """Reader that needs no Zarr, if the chunks are stored as in memory."""
 
@@ -78,7 +79,7 @@ class ZarrSource(_ZarrRows):
         return cls(array, _checked_shape(info, array), info.chunks[0], uncompressed_array=raw)
 
     def _read(self, rows: slice) -> Array:
-        path = cast("Path", self.location)
+        path = self.location
         try:
             values = None if self.uncompressed_array is None else self.uncompressed_array.read(rows)
             if values is None:
@@ -97,6 +98,8 @@ class ZarrSource(_ZarrRows):
 class RemoteZarrSource(_ZarrRows):
     """Rows of an array on an object store; its metadata are validated at every read."""
 
+    location: Remote
+
     @classmethod
     def open(cls, remote: Remote) -> "RemoteZarrSource":
         """Return a source from the metadata of an array, or of the only array of a group."""
@@ -108,7 +111,7 @@ class RemoteZarrSource(_ZarrRows):
         return cls(array, _checked_shape(info, array), info.chunks[0])
 
     def _read(self, rows: slice) -> Array:
-        remote = cast("Remote", self.location)
+        remote = self.location
         metadata = _read_remote_metadata(remote)
         info = store_metadata.parse_array_info(metadata, remote, source=True)
         if info.shape != self.shape or info.chunks[0] != self.chunk_rows:
@@ -169,12 +172,13 @@ def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) 
 class CsrCopySource(CsrRows):
     """CSR rows in a store that the driver writes for its workers, as three arrays with a common name."""
 
+    location: Path
     array_prefix: str
     """Common name of the three arrays."""
 
     def read(self, rows: slice) -> Rows:
         """Return some rows."""
-        return csr.read_csr(cast("Path", self.location), self.array_prefix, self.shape[1], rows)
+        return csr.read_csr(self.location, self.array_prefix, self.shape[1], rows)
 
     def is_opening_valid(self, current_stamp: str) -> bool:  # only the driver writes this store
         """Return True: no other process writes the store."""
