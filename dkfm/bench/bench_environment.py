@@ -85,7 +85,7 @@ def _create_array(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: st
 
 
 def require_agreement(
-    site: BenchEnvironment,
+    environment: BenchEnvironment,
     dkfm_jobs: Mapping[str, Job],
     sklearn_jobs: Mapping[str, Job],
     rows: Array,
@@ -96,8 +96,8 @@ def require_agreement(
     `dkfm_jobs` has dkfm's jobs by precision, `sklearn_jobs` those of scikit-learn by chunk size. `make_comparable` is
     `align_signs` or `sample_inner_products`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="few-", dir=site.folder))
-    _create_array(folder / "rows", rows.shape, site.sklearn_chunk_sizes[0])[...] = rows
+    folder = Path(tempfile.mkdtemp(prefix="few-", dir=environment.folder))
+    _create_array(folder / "rows", rows.shape, environment.sklearn_chunk_sizes[0])[...] = rows
     scores: dict[str, Array] = {}
     for name, job in {**dkfm_jobs, **sklearn_jobs}.items():
         job(folder / "rows" / "rows", folder / name)

@@ -70,27 +70,31 @@ class MeasuredConstants:
         return rows
 
 
-def measure_constants(site: BenchEnvironment, n: int, rows: int, tasks: int, moved_bytes: int) -> MeasuredConstants:
+def measure_constants(
+    environment: BenchEnvironment, n: int, rows: int, tasks: int, moved_bytes: int
+) -> MeasuredConstants:
     """Measure each constant once in every round.
 
     Each thread scores `rows` rows against n landmarks, and reads and writes `moved_bytes`; the scheduler runs `tasks`
     empty tasks.
     """
-    with open_executor(site.client) as executor:
-        few, many = (_measure_value_seconds(site, executor, n, d, rows) for d in (_FEW_COLUMNS, _MANY_COLUMNS))
+    with open_executor(environment.client) as executor:
+        few, many = (_measure_value_seconds(environment, executor, n, d, rows) for d in (_FEW_COLUMNS, _MANY_COLUMNS))
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
-    read, written = _measure_read_and_write_rates(site, moved_bytes)
-    scheduler = [measure_scheduler_seconds(site, tasks) for _ in range(site.rounds)]
+    read, written = _measure_read_and_write_rates(environment, moved_bytes)
+    scheduler = [measure_scheduler_seconds(environment, tasks) for _ in range(environment.rounds)]
     measured = values, products, scheduler, read, written
     return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
 
 
-def _measure_value_seconds(site: BenchEnvironment, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
+def _measure_value_seconds(
+    environment: BenchEnvironment, executor: Executor, n: int, columns: int, rows: int
+) -> list[float]:
     """Return the CPU seconds, in each round, of a thread for one kernel value and its product with the weights."""
     seconds = []
-    for _ in range(site.rounds):
-        tasks, found = [(n, columns, rows)] * site.threads, list[float]()
+    for _ in range(environment.rounds):
+        tasks, found = [(n, columns, rows)] * environment.threads, list[float]()
         measure, count = _measure_scoring_cpu_seconds, len(tasks)
         run_tasks(executor, "dkfm-bench-loop", measure, tasks, count, progress=False, on_result=found.append)
         seconds.append(median(found) / (rows * n))
@@ -110,15 +114,17 @@ def _measure_scoring_cpu_seconds(n: int, columns: int, rows: int) -> float:
         return time.thread_time() - start
 
 
-def _measure_read_and_write_rates(site: BenchEnvironment, bytes_per_thread: int) -> tuple[list[float], list[float]]:
+def _measure_read_and_write_rates(
+    environment: BenchEnvironment, bytes_per_thread: int
+) -> tuple[list[float], list[float]]:
     """Return the bytes a second that a thread reads, and those that it writes, of each round."""
     thread_rows = bytes_per_thread // (8 * _WIDE_COLUMNS)
     jobs = {}
     for name, columns, width in (("read", _WIDE_COLUMNS, 1), ("write", 1, _WIDE_COLUMNS)):
-        model = site.save_model(make_random_kernel_pca(2, width, columns))
-        source = site.create_random_rows(thread_rows * site.threads, columns)
-        jobs[name] = partial(_score_rows, site.client, model, source, max(1, thread_rows // _CHUNKS_PER_THREAD))
-    times = site.time_jobs(jobs)
+        model = environment.save_model(make_random_kernel_pca(2, width, columns))
+        source = environment.create_random_rows(thread_rows * environment.threads, columns)
+        jobs[name] = partial(_score_rows, environment.client, model, source, max(1, thread_rows // _CHUNKS_PER_THREAD))
+    times = environment.time_jobs(jobs)
     read, written = (
         [8 * _WIDE_COLUMNS * thread_rows / seconds for seconds in times.seconds_by_name[name]] for name in jobs
     )
@@ -129,18 +135,18 @@ def _score_rows(client: "Client", model: Path, source: Path, chunk_rows: int, de
     batch_score(model, source, destination, client=client, chunk_rows=chunk_rows, progress=False)
 
 
-def measure_scheduler_seconds(site: BenchEnvironment, tasks: int) -> float:
+def measure_scheduler_seconds(environment: BenchEnvironment, tasks: int) -> float:
     """Run empty tasks with the arguments of a job's tasks; return the CPU seconds of the scheduler for one task."""
-    model, source = site.save_model(make_random_kernel_pca(2, 1, 1)), site.create_random_rows(tasks, 1)
-    request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
+    model, source = environment.save_model(make_random_kernel_pca(2, 1, 1)), environment.create_random_rows(tasks, 1)
+    request = JobRequest(environment.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DkfmWarning)  # of chunks of one row: none is written
-        with open_job(model, source, request, site.client) as job:
+        with open_job(model, source, request, environment.client) as job:
             work = job.make_task_arguments(job.output)
             numbered = ((work, number) for number in range(tasks))
-            before = _read_scheduler_cpu_seconds(site.client)
+            before = _read_scheduler_cpu_seconds(environment.client)
             run_tasks(job.executor, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
-            return (_read_scheduler_cpu_seconds(site.client) - before) / tasks
+            return (_read_scheduler_cpu_seconds(environment.client) - before) / tasks
 
 
 def _do_nothing(work: SharedTaskArguments, number: int) -> int:

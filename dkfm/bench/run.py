@@ -167,14 +167,14 @@ def run_benchmarks(
         raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
     report: dict[str, object] = {"sizes": asdict(sizes)}
     with temporary_folders.open_temporary_folder("bench") as folder:
-        with _open_environment(address, folder, sizes, wait_for_workers) as site:
-            report["machine"] = machine = describe_machine(site.client)
+        with _open_environment(address, folder, sizes, wait_for_workers) as environment:
+            report["machine"] = machine = describe_machine(environment.client)
             for name, fact in machine.items():
                 say(f"{name.replace('_', ' '):<22}{fact}")
-            for name, table in _measure_tables(site, sizes):
+            for name, table in _measure_tables(environment, sizes):
                 _report_table(name, table, report, say)
             measured = calibration.measure_constants(
-                site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes
+                environment, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes
             )
             title = "Constants of a sizing, with all threads at work"
             _report_table("sizing", Table(title, measured.table_rows()), report, say)
@@ -193,7 +193,7 @@ def _report_table(name: str, table: Table, report: dict[str, object], say: Calla
 def _open_environment(
     address: str | None, folder: Path, sizes: BenchSizes, wait_for_workers: float | None = None
 ) -> Iterator[BenchEnvironment]:
-    """Yield a site whose client is not the current one, so that jobs without a client run on threads."""
+    """Yield an environment whose client is not the current one, so that jobs without a client run on threads."""
     from distributed import Client
 
     if address is not None:
@@ -204,30 +204,30 @@ def _open_environment(
         yield BenchEnvironment(client, folder, sizes.chunks, sizes.rounds)
 
 
-def _measure_tables(site: BenchEnvironment, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
+def _measure_tables(environment: BenchEnvironment, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
     n, q = sizes.scored_n, sizes.components
-    cases = [workloads.bench_scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
+    cases = [workloads.bench_scoring(environment, n, q, columns, rows) for columns, rows in sizes.scored]
     title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
     yield "scoring", Table(title, [row for case in cases for row in case.sklearn_table_rows])
     title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
     yield "limits", Table(title, [row for case in cases for row in case.lower_bound_table_rows])
-    odd = workloads.bench_odd_shapes(site, sizes.odd, sizes.friendly, sizes.odd_rows)
+    odd = workloads.bench_odd_shapes(environment, sizes.odd, sizes.friendly, sizes.odd_rows)
     yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
-    laplacian = workloads.bench_laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)
+    laplacian = workloads.bench_laplacian(environment, sizes.laplacian_n, q, sizes.laplacian_rows)
     title = f"KernelPCA of a Laplacian, {'with' if find_spec('numba') else 'without'} the extra fast: times less"
     yield "laplacian", Table(title, [laplacian])
     title = "Features, Zarr to Zarr: times less than scikit-learn's float64 Nystroem; errors of inner products"
-    yield "features", Table(title, list(_measure_features(site, sizes)))
-    fits = workloads.bench_fits(site, sizes.fitted_n, sizes.fitted_columns, q, sizes.fit_rounds)
+    yield "features", Table(title, list(_measure_features(environment, sizes)))
+    fits = workloads.bench_fits(environment, sizes.fitted_n, sizes.fitted_columns, q, sizes.fit_rounds)
     yield "fits", Table("Fits in this process: times less than scikit-learn's", list(fits))
-    share = workloads.bench_dask_overhead(site, sizes.dask_n, q, sizes.dask_rows)
+    share = workloads.bench_dask_overhead(environment, sizes.dask_n, q, sizes.dask_rows)
     yield "dask", Table("Dask's share: times as long on the cluster as on a thread pool of this process", [share])
 
 
-def _measure_features(site: BenchEnvironment, sizes: BenchSizes) -> Iterator[Row]:
+def _measure_features(environment: BenchEnvironment, sizes: BenchSizes) -> Iterator[Row]:
     n, columns, rows = sizes.mapped_n, sizes.mapped_columns, sizes.mapped_rows
-    yield from workloads.bench_features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPE_TOLERANCES))
-    yield from workloads.bench_features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
+    yield from workloads.bench_features(environment, sqrt(columns / 2), n, columns, rows, tuple(DTYPE_TOLERANCES))
+    yield from workloads.bench_features(environment, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
 
 
 def _measure_growth(address: str | None, folder: Path, sizes: BenchSizes) -> Table:
@@ -236,7 +236,7 @@ def _measure_growth(address: str | None, folder: Path, sizes: BenchSizes) -> Tab
         jobs = []
         for _ in range(sizes.rounds):
             # A new local cluster: its peak memory is that of one job.
-            with _open_environment(address, folder, sizes) as site:
-                jobs.append(workloads.bench_growth_job(site, n, sizes.components, count))
+            with _open_environment(address, folder, sizes) as environment:
+                jobs.append(workloads.bench_growth_job(environment, n, sizes.components, count))
         rows.append(workloads.summarize_growth(jobs, n, count))
     return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

@@ -68,26 +68,26 @@ def default_gaussian(columns: int) -> Gaussian:
     return Gaussian(sqrt(columns / 2))
 
 
-def bench_scoring(site: BenchEnvironment, n: int, q: int, columns: int, rows: int) -> ScoringResult:
+def bench_scoring(environment: BenchEnvironment, n: int, q: int, columns: int, rows: int) -> ScoringResult:
     """Compare the scoring of rows with q components of n landmarks."""
     X = _normal_rows(n, columns)
-    models = {dtype: _fit_components(site, q, X, dtype) for dtype in DTYPE_TOLERANCES}
+    models = {dtype: _fit_components(environment, q, X, dtype) for dtype in DTYPE_TOLERANCES}
     ours: dict[str, Job] = {
-        dtype: partial(_score, site.client, site.save_model(model)) for dtype, model in models.items()
+        dtype: partial(_score, environment.client, environment.save_model(model)) for dtype, model in models.items()
     }
     # Lanczos components are exact, so that the scores of the rivals agree.
-    theirs = site.make_sklearn_jobs(sklearn_peers.make_sklearn_kernel_pca(1 / columns, q, "arpack").fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, columns), align_signs)
-    source = site.create_random_rows(rows, columns)
-    rivals = _bind_stored_rows(site, ours, theirs, rows, columns)
+    theirs = environment.make_sklearn_jobs(sklearn_peers.make_sklearn_kernel_pca(1 / columns, q, "arpack").fit(X), n, q)
+    require_agreement(environment, ours, theirs, _normal_rows(AGREEMENT_ROWS, columns), align_signs)
+    source = environment.create_random_rows(rows, columns)
+    rivals = _bind_stored_rows(environment, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
-        rivals[f"loop {dtype}"] = bare_scoring_jobs.prepare_threaded_tile_loop(model.model_, Z, site.threads)
+        rivals[f"loop {dtype}"] = bare_scoring_jobs.prepare_threaded_tile_loop(model.model_, Z, environment.threads)
         for tile in _TILE_ROWS:
             rivals[f"{dtype} {tile}"] = bare_scoring_jobs.prepare_bare_arithmetic(
-                rows, columns, n, q, dtype, tile, site.threads
+                rows, columns, n, q, dtype, tile, environment.threads
             )
-    times = site.time_jobs(rivals)
+    times = environment.time_jobs(rivals)
     scores = [
         {"columns": columns, "rows": rows, "dtype": dtype, **_make_sklearn_row(times, dtype, theirs)}
         for dtype in DTYPE_TOLERANCES
@@ -97,11 +97,14 @@ def bench_scoring(site: BenchEnvironment, n: int, q: int, columns: int, rows: in
 
 
 def _bind_stored_rows(
-    site: BenchEnvironment, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int
+    environment: BenchEnvironment, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int
 ) -> Rivals:
     """Bind each job to the path of its stored rows: dkfm reads rows of its precision, scikit-learn reads float64."""
-    bound = {name: partial(job, site.create_random_rows(rows, columns, name)) for name, job in ours.items()}
-    return {**bound, **{name: partial(job, site.create_random_rows(rows, columns)) for name, job in theirs.items()}}
+    bound = {name: partial(job, environment.create_random_rows(rows, columns, name)) for name, job in ours.items()}
+    return {
+        **bound,
+        **{name: partial(job, environment.create_random_rows(rows, columns)) for name, job in theirs.items()},
+    }
 
 
 def _score(client: "Client | None", model: Path, source: Path, destination: Path) -> None:
@@ -130,26 +133,26 @@ def _make_lower_bound_row(times: Times, dtype: str) -> Row:
     }
 
 
-def bench_laplacian(site: BenchEnvironment, n: int, q: int, rows: int) -> Row:
+def bench_laplacian(environment: BenchEnvironment, n: int, q: int, rows: int) -> Row:
     """Compare scoring with a Laplacian kernel, whose values are no function of matrix products."""
     X, kernel = _normal_rows(n, _COLUMNS), Laplacian(float(_COLUMNS))
-    model = site.save_model(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
-    ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
-    theirs = site.make_sklearn_jobs(sklearn_peers.LaplacianKernelPCA(1 / _COLUMNS, q).fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, _COLUMNS), align_signs)
-    times = site.time_jobs(_bind_stored_rows(site, ours, theirs, rows, _COLUMNS))
+    model = environment.save_model(KernelPCA(q, kernel=kernel, workspace=environment.folder).fit(X))
+    ours: dict[str, Job] = {"float64": partial(_score, environment.client, model)}
+    theirs = environment.make_sklearn_jobs(sklearn_peers.LaplacianKernelPCA(1 / _COLUMNS, q).fit(X), n, q)
+    require_agreement(environment, ours, theirs, _normal_rows(AGREEMENT_ROWS, _COLUMNS), align_signs)
+    times = environment.time_jobs(_bind_stored_rows(environment, ours, theirs, rows, _COLUMNS))
     return {"columns": _COLUMNS, "N": n, "rows": rows, **_make_sklearn_row(times, "float64", theirs)}
 
 
 def bench_odd_shapes(
-    site: BenchEnvironment, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int
+    environment: BenchEnvironment, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int
 ) -> Row:
     """Compare models whose (landmarks, columns, components) fit no block size with models of powers of 2."""
     rivals: Rivals = {}
     for name, (n, columns, q) in (("odd", unfriendly), ("friendly", friendly)):
-        model = site.save_model(_fit_components(site, q, _normal_rows(n, columns)))
-        rivals[name] = partial(_score, site.client, model, site.create_random_rows(rows, columns))
-    times = site.time_jobs(rivals)
+        model = environment.save_model(_fit_components(environment, q, _normal_rows(n, columns)))
+        rivals[name] = partial(_score, environment.client, model, environment.create_random_rows(rows, columns))
+    times = environment.time_jobs(rivals)
     per_value = [
         [t / (rows * n) for t in times.seconds_by_name[s]]
         for s, (n, _, _) in zip(rivals, (unfriendly, friendly), strict=True)
@@ -165,21 +168,23 @@ def bench_odd_shapes(
 
 
 def bench_features(
-    site: BenchEnvironment, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]
+    environment: BenchEnvironment, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]
 ) -> Iterator[Row]:
     """Compare feature maps of n landmarks, in the cholesky basis, for each precision."""
     X, kernel, gamma = _normal_rows(n, columns), Gaussian(sigma), 0.5 / sigma**2
     maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=cast("DType", dtype)).fit(X) for dtype in dtypes}
-    ours: dict[str, Job] = {dtype: partial(_score, site.client, site.save_model(phi)) for dtype, phi in maps.items()}
-    theirs = site.make_sklearn_jobs(sklearn_peers.make_sklearn_nystroem(gamma, n).fit(X), n, n)
+    ours: dict[str, Job] = {
+        dtype: partial(_score, environment.client, environment.save_model(phi)) for dtype, phi in maps.items()
+    }
+    theirs = environment.make_sklearn_jobs(sklearn_peers.make_sklearn_nystroem(gamma, n).fit(X), n, n)
     require_agreement(
-        site,
+        environment,
         ours,
         theirs,
         np.vstack([X[:AGREEMENT_ROWS], _normal_rows(AGREEMENT_ROWS, columns)]),
         sample_inner_products,
     )
-    times = site.time_jobs(_bind_stored_rows(site, ours, theirs, rows, columns))
+    times = environment.time_jobs(_bind_stored_rows(environment, ours, theirs, rows, columns))
     for dtype, phi in maps.items():
         yield {
             "columns": columns,
@@ -195,7 +200,7 @@ def bench_features(
         }
 
 
-def bench_fits(site: BenchEnvironment, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
+def bench_fits(environment: BenchEnvironment, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
     """Compare fits of q components, and of all features, to n rows, in this process on all its cores."""
     X, kernel, gamma = _normal_rows(n, columns), default_gaussian(columns), 1 / columns
     pairs: list[tuple[sklearn_peers.Transformer, sklearn_peers.Transformer]] = [
@@ -203,7 +208,7 @@ def bench_fits(site: BenchEnvironment, n: int, columns: int, q: int, rounds: int
         (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.make_sklearn_nystroem(gamma, n)),
     ]
     for ours, theirs in pairs:
-        times = site.time_jobs({"ours": _prepare_fit(ours, X), "theirs": _prepare_fit(theirs, X)}, rounds)
+        times = environment.time_jobs({"ours": _prepare_fit(ours, X), "theirs": _prepare_fit(theirs, X)}, rounds)
         yield {
             "fit": type(ours).__name__,
             "scikit-learn's": type(theirs).__name__,
@@ -219,18 +224,18 @@ def _prepare_fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Pa
     return lambda _: estimator.fit(X)
 
 
-def bench_dask_overhead(site: BenchEnvironment, n: int, q: int, rows: int) -> Row:
+def bench_dask_overhead(environment: BenchEnvironment, n: int, q: int, rows: int) -> Row:
     """Compare scoring on the cluster with scoring on threads of this process."""
-    model = site.save_model(_fit_components(site, q, _normal_rows(n, _COLUMNS)))
-    source = site.create_random_rows(rows, _COLUMNS)
-    times = site.time_jobs(
-        {"cluster": partial(_score, site.client, model, source), "threads": partial(_score, None, model, source)}
+    model = environment.save_model(_fit_components(environment, q, _normal_rows(n, _COLUMNS)))
+    source = environment.create_random_rows(rows, _COLUMNS)
+    times = environment.time_jobs(
+        {"cluster": partial(_score, environment.client, model, source), "threads": partial(_score, None, model, source)}
     )
     return {
         "rows": rows,
         "N": n,
         "columns": _COLUMNS,
-        "dask_threads": site.threads,
+        "dask_threads": environment.threads,
         "pool_threads": cpus.COUNT,
         "cluster_seconds": times.median("cluster"),
         "pool_seconds": times.median("threads"),
@@ -238,16 +243,16 @@ def bench_dask_overhead(site: BenchEnvironment, n: int, q: int, rows: int) -> Ro
     }
 
 
-def bench_growth_job(site: BenchEnvironment, n: int, q: int, rows: int) -> GrowthResult:
+def bench_growth_job(environment: BenchEnvironment, n: int, q: int, rows: int) -> GrowthResult:
     """Time scoring once on a new cluster, and measure the peak memory of its workers, which never falls."""
-    before = max(site.client.run(model_cache.import_and_measure_peak_memory).values())
-    pca, source = make_random_kernel_pca(n, q, _COLUMNS), site.create_random_rows(rows, _COLUMNS)
-    job = partial(_score, site.client, site.save_model(pca))
-    site.time_jobs({"imports": partial(job, site.create_random_rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
-    times = site.time_jobs({"job": partial(job, source)}, 1)
-    peak = max(site.client.run(memory.peak_memory).values())
-    job_plan = plan_with_model_in_memory(pca.model_, ["scores"], open_source(source), threads=site.threads)
-    predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
+    before = max(environment.client.run(model_cache.import_and_measure_peak_memory).values())
+    pca, source = make_random_kernel_pca(n, q, _COLUMNS), environment.create_random_rows(rows, _COLUMNS)
+    job = partial(_score, environment.client, environment.save_model(pca))
+    environment.time_jobs({"imports": partial(job, environment.create_random_rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
+    times = environment.time_jobs({"job": partial(job, source)}, 1)
+    peak = max(environment.client.run(memory.peak_memory).values())
+    job_plan = plan_with_model_in_memory(pca.model_, ["scores"], open_source(source), threads=environment.threads)
+    predicted = job_plan.worker_bytes(max(environment.client.nthreads().values()), before)
     return GrowthResult(times.median("job"), peak, predicted)
 
 
@@ -265,9 +270,9 @@ def summarize_growth(jobs: Sequence[GrowthResult], n: int, rows: int) -> Row:
     }
 
 
-def _fit_components(site: BenchEnvironment, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
+def _fit_components(environment: BenchEnvironment, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
     kernel, precision = default_gaussian(X.shape[1]), cast("DType", dtype)
-    return KernelPCA(q, kernel=kernel, dtype=precision, workspace=site.folder).fit(X)
+    return KernelPCA(q, kernel=kernel, dtype=precision, workspace=environment.folder).fit(X)
 
 
 def make_random_kernel_pca(n: int, q: int, columns: int) -> KernelPCA:
