@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from typing import Protocol, Self, cast
+from typing import Protocol, cast
 
 from dkfm.core.display.quantities import format_seconds
 from dkfm.execution.clusters.current_client import is_inside_worker
@@ -43,14 +43,11 @@ class Bar(AbstractContextManager["Bar"], Protocol):
         """Set the text that the next update shows after the steps."""
 
 
-class _HiddenBar:
+class _HiddenBar(AbstractContextManager["_HiddenBar"]):
     """A bar that is not shown."""
 
     n: float = 0
     total: float | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         pass
