@@ -14,9 +14,9 @@ def test_what_a_user_has_set_of_dask_stays():
     import dask
 
     tick, trim = "distributed.admin.tick.interval", "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
-    assert set(local._select_default_overrides()) == set(local._SETTINGS), "these are Dask's defaults"
+    assert set(local.select_default_overrides(local._SETTINGS)) == set(local._SETTINGS), "these are Dask's defaults"
     with dask.config.set({tick: "5s", trim: 7}):
-        assert set(local._SETTINGS) - set(local._select_default_overrides()) == {tick, trim}
+        assert set(local._SETTINGS) - set(local.select_default_overrides(local._SETTINGS)) == {tick, trim}
 
 
 def test_an_older_dask_is_refused_with_both_versions_before_a_cluster_is_started(monkeypatch):

@@ -1,8 +1,9 @@
-"""Find the Dask client to use, and ask its scheduler about the workers."""
+"""Find the Dask client to use, ask its scheduler about the workers, and choose the settings of Dask."""
 
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,10 +110,10 @@ def wait_for_workers(
     limit = WORKER_TIMEOUT if seconds is None else seconds
     start, request, is_announced = time.monotonic(), None, False
     while not (facts := fetch_workers(client)):
-        # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
-        request = request or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
         if facts is None:
             raise ClusterError("The scheduler does not answer; is it still there?")
+        # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
+        request = request or client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}")
         waited = time.monotonic() - start
         if waited > limit:
             remedy = "start one" if seconds is None else "start one, or wait longer (--wait-for-workers),"
@@ -132,6 +133,14 @@ def ask_scheduler(client: "Client", method: str, **options: object) -> Any:  # J
         return client.sync(getattr(client.scheduler, method), callback_timeout=_ANSWER_TIMEOUT, **options)
     except (TimeoutError, OSError):
         return None
+
+
+def select_default_overrides(settings: Mapping[str, tuple[object, object]]) -> dict[str, object]:
+    """Return our values of settings, pairs of Dask's default and ours, except those that the user has changed."""
+    import dask
+    import distributed  # noqa: F401  # it sets its defaults
+
+    return {key: ours for key, (default, ours) in settings.items() if dask.config.get(key, None) == default}
 
 
 def require_dask_version() -> None:

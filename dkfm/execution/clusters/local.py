@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dkfm.core import cpus
-from dkfm.execution.clusters.current_client import require_dask_version
+from dkfm.execution.clusters.current_client import require_dask_version, select_default_overrides
 from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ frequent monitoring.
 """
 
 
-def _select_default_overrides() -> dict[str, object]:
-    """Return our settings, except those that the user has changed from Dask's defaults."""
-    import dask
-    import distributed  # noqa: F401  # it sets its defaults
-
-    return {key: ours for key, (default, ours) in _SETTINGS.items() if dask.config.get(key, None) == default}
-
-
 @contextmanager
 def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster of one worker process with a thread for each core; it listens only on loopback."""
@@ -51,7 +43,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
     with (
         temporary_folders.open_temporary_folder("cluster") as folder,
         # The scheduler needs it too, and LocalCluster has no parameter for it.
-        dask.config.set({"temporary-directory": str(folder), **_select_default_overrides()}),
+        dask.config.set({"temporary-directory": str(folder), **select_default_overrides(_SETTINGS)}),
         LocalCluster(
             n_workers=1,
             threads_per_worker=cpus.COUNT,

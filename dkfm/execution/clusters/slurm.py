@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm.errors import ClusterError, MissingExtraError, StoreError, extract_reason
+from dkfm.execution.clusters.current_client import select_default_overrides
 from dkfm.execution.clusters.slurm_config import SlurmSpec, merge_dask_config, read_slurm_file
 from dkfm.files import temporary_folders
 
@@ -77,8 +78,7 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
     import dask
 
     cluster_class, certificates = _import_cluster_class_and_security()
-    changes = {key: ours for key, (default, ours) in _SETTINGS.items() if dask.config.get(key, None) == default}
-    with dask.config.set(changes):
+    with dask.config.set(select_default_overrides(_SETTINGS)):
         settings, shared_folder = merge_dask_config(spec)
     with (
         dask.config.set(settings),
