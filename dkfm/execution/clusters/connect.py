@@ -95,12 +95,14 @@ def _scheduler_address(spec: str) -> str:
     """Return the address in a scheduler file, or `spec` itself as an address."""
     if not spec.rpartition("://")[2].strip(" :"):
         raise SchedulerNameError(f"{spec!r} names no scheduler; the forms are {_FORMS}.")
-    if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
-        _, _, port = spec.rpartition(":")
-        if "://" not in spec and not port.strip(" /").isdigit():
+    if "://" in spec:
+        return spec
+    is_there = _exists(spec)
+    if not is_there and not spec.endswith(".json"):
+        if not spec.rpartition(":")[2].strip(" /").isdigit():
             raise SchedulerNameError(f"{spec} names no scheduler; the forms are {_FORMS}.")
-        return spec if "://" in spec else f"tcp://{spec}"
-    if not _exists(spec):
+        return f"tcp://{spec}"
+    if not is_there:
         raise ClusterError(f"There is no {spec}; it is the file that a scheduler writes with --scheduler-file.")
     try:
         address = json_reading.read_json(Path(spec), _MAX_FILE_BYTES).get("address")

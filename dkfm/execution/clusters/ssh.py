@@ -172,7 +172,8 @@ class _KeyFiles:
 
     def __init__(self, folder: str, pem: str) -> None:
         self._folder, self._pem = folder, pem
-        self._connections: list[tuple[SSHClientConnection, SSHClientProcess[str] | None]] = []
+        self._connections: list[SSHClientConnection] = []
+        self._shells: list[SSHClientProcess[str]] = []
 
     async def connect_and_upload(self, hosts: list[_Host]) -> list[tuple[_Host, str, str]]:
         """Write the files; return each host with its SSH host name and the address at which SSH reached it."""
@@ -186,7 +187,7 @@ class _KeyFiles:
         import asyncssh
 
         connection = await asyncio.wait_for(asyncssh.connect(host.name, **host.options), _STEP_TIMEOUT)
-        self._connections.append((connection, None))
+        self._connections.append(connection)
         command = f"{shlex.quote(host.python)} -c 'import distributed, dkfm'"
         trial = await asyncio.wait_for(connection.run(command, stdin=asyncssh.DEVNULL), _STEP_TIMEOUT)
         if trial.exit_status != 0:
@@ -195,10 +196,10 @@ class _KeyFiles:
                 f"{host.python} on {host} cannot import Dask and dkfm ({lines[-1]}); install dkfm there, or name "
                 "another Python in its line, as python=/path."
             )
-        keeper = await connection.create_process(f"sh -c {shlex.quote(_HOLD_KEY_SCRIPT)} sh {self._folder}")
-        self._connections[self._connections.index((connection, None))] = (connection, keeper)
-        keeper.stdin.write(self._pem)
-        while line := await asyncio.wait_for(keeper.stdout.readline(), _STEP_TIMEOUT):
+        shell = await connection.create_process(f"sh -c {shlex.quote(_HOLD_KEY_SCRIPT)} sh {self._folder}")
+        self._shells.append(shell)
+        shell.stdin.write(self._pem)
+        while line := await asyncio.wait_for(shell.stdout.readline(), _STEP_TIMEOUT):
             words = line.split()  # a login may print lines before
             if words[:1] == [self._folder] and len(words) == 5:
                 return str(connection.get_extra_info("host")), words[3]
@@ -206,8 +207,8 @@ class _KeyFiles:
 
     async def remove(self) -> None:
         """End the shells, which remove the files, and close the connections."""
-        await asyncio.gather(*(_close_stdin_and_wait(keeper) for _, keeper in self._connections if keeper is not None))
-        for connection, _ in self._connections:
+        await asyncio.gather(*map(_close_stdin_and_wait, self._shells))
+        for connection in self._connections:
             connection.close()
             await connection.wait_closed()
 
