@@ -91,7 +91,8 @@ def open_input(
         blocks, need = collection.to_delayed(), 0
     with temporary_folders.open_temporary_folder("rows", need=need, what="The rows of the dask collection") as folder:
         log_stage("input", f"{len(blocks):,} blocks of {name} computed and written to {folder}", blocks=len(blocks))
-        yield _make_block_source(blocks, folder, name, client, names, id_column)
+        written = _compute_and_write_blocks(blocks, folder, name, client, names, id_column)
+        yield _make_block_source(written, folder, name, names, id_column)
 
 
 @contextmanager
@@ -154,15 +155,9 @@ def _select_names(
 
 
 def _make_block_source(
-    blocks: list[Any],
-    folder: Path,
-    name: str,
-    client: "Client | None",
-    names: tuple[str, ...] | None,
-    id_column: str | None,
+    written: Sequence[WrittenBlock], folder: Path, name: str, names: tuple[str, ...] | None, id_column: str | None
 ) -> Source:
-    """Compute and write all blocks; return their source."""
-    written = _compute_and_write_blocks(blocks, folder, name, client, names, id_column)
+    """Return a source of the rows of all blocks in a folder."""
     columns = {block.n_columns for block in written if block.rows}
     id_types = {block.id_type for block in written if block.rows}
     if len(columns) != 1:

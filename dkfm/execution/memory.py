@@ -1,6 +1,5 @@
 """Measure available memory and disk, and check before the first task that the plan fits."""
 
-import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -198,4 +197,4 @@ def resident_memory() -> int:
     """Return the resident size of this process, in bytes."""
     import psutil
 
-    return int(psutil.Process(os.getpid()).memory_info().rss)
+    return int(psutil.Process().memory_info().rss)

@@ -73,25 +73,19 @@ class WorkerRequirements:
 
 
 @contextmanager
-def probe_file(location: OutputLocation, name: str, text: bytes) -> Iterator[None]:
-    """Write a small file at a location and remove it when the context ends."""
-    location.write_file(name, text)
+def exclude_unfit_with_probe(executor: Executor, requirements: WorkerRequirements) -> Iterator[None]:
+    """Write the probe file, exclude unfit workers, and remove the file when the context ends.
+
+    Workers that join later check themselves. `find_unfit_workers` lists the errors and warnings.
+    """
+    location, name = requirements.location, requirements.probe
+    location.write_file(name, requirements.probe_text)
     try:
+        exclude_unfit_workers(executor, requirements)
         yield
     finally:
         with suppress(StoreError):  # an error of the job is more important than a remaining file
             location.remove_files([name])
-
-
-@contextmanager
-def exclude_unfit_with_probe(executor: Executor, requirements: WorkerRequirements) -> Iterator[None]:
-    """Exclude unfit workers, and keep the probe file in place until the context ends.
-
-    Workers that join later check themselves. `find_unfit_workers` lists the errors and warnings.
-    """
-    with probe_file(requirements.location, requirements.probe, requirements.probe_text):
-        exclude_unfit_workers(executor, requirements)
-        yield
 
 
 def exclude_unfit_workers(executor: Executor, requirements: WorkerRequirements) -> None:
