@@ -146,6 +146,8 @@ def test_without_compiled_ones_exponentials_are_those_of_numpy_bit_by_bit(shape,
 def test_exponentials_are_compiled_where_numpy_has_none_for_the_processor(current, has_llvmlite, compiled, monkeypatch):
     loops = {} if current is None else {"exp": {"dd": {"current": current, "available": "X86_V4 X86_V3 baseline"}}}
     monkeypatch.setattr("numpy.lib.introspect.opt_func_info", lambda **_: loops)
+    uncached = block_operations._find_instruction_set.__wrapped__
+    monkeypatch.setattr(block_operations, "_find_instruction_set", uncached)
     monkeypatch.setattr(block_operations, "has_llvm", lambda: has_llvmlite)
     found = block_operations.find_exponential.__wrapped__()
     is_compiled = found is not block_operations._exponentiate_with_numpy
