@@ -179,7 +179,7 @@ def run_benchmarks(
             title = "Constants of a sizing, with all threads at work"
             _report_table("sizing", Table(title, measured.table_rows()), report, say)
             report["constants"] = asdict(measured.constants)
-        _report_table("growth", _measure_growth(address, folder, sizes), report, say)
+        _report_table("growth", _measure_growth(address, folder, sizes, wait_for_workers), report, say)
     return report
 
 
@@ -230,13 +230,13 @@ def _measure_features(environment: BenchEnvironment, sizes: BenchSizes) -> Itera
     yield from workloads.bench_features(environment, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
 
 
-def _measure_growth(address: str | None, folder: Path, sizes: BenchSizes) -> Table:
+def _measure_growth(address: str | None, folder: Path, sizes: BenchSizes, wait_for_workers: float | None) -> Table:
     rows = []
     for count, n in sizes.growth:
         jobs = []
         for _ in range(sizes.rounds):
             # A new local cluster: its peak memory is that of one job.
-            with _open_environment(address, folder, sizes) as environment:
+            with _open_environment(address, folder, sizes, wait_for_workers) as environment:
                 jobs.append(workloads.bench_growth_job(environment, n, sizes.components, count))
         rows.append(workloads.summarize_growth(jobs, n, count))
     return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

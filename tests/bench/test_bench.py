@@ -280,8 +280,21 @@ def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, t
         yield cluster
 
     monkeypatch.setattr(bench, "local_cluster", local_cluster)
-    assert len(bench._measure_growth(None, tmp_path, TINY).rows) == 2
+    assert len(bench._measure_growth(None, tmp_path, TINY, None).rows) == 2
     assert len(started) == 2 * TINY.rounds
+
+
+def test_every_connection_to_a_given_cluster_waits_as_long_as_is_told(cluster, monkeypatch, tmp_path):
+    waits = []
+
+    def connect(address, **options):
+        waits.append(options.pop("wait_for_workers"))
+        return connect_to(address, **options)
+
+    connect_to = bench.connect
+    monkeypatch.setattr(bench, "connect", connect)
+    bench._measure_growth(cluster.scheduler_address, tmp_path, TINY, 7.0)
+    assert waits == [7.0] * 2 * TINY.rounds
 
 
 @pytest.mark.slow
