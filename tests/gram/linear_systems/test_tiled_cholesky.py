@@ -171,7 +171,8 @@ def test_rounding_of_a_smooth_kernel_is_not_taken_for_a_negative_part(rng, colum
         factor(Gaussian(sigma), X, 0.0, tile_rows=tile_rows)
     row = int(str(error.value).split()[1])
     nearest = np.linalg.lstsq(K[:row, :row], K[:row, row], rcond=EPS)[0]
-    assert K[row, row] - K[row, :row] @ nearest < 1e-10  # the processor decides which of the rows near rounding it is
+    # The processor decides which row it is: rounding is divided by the roots of earlier pivots, of 1e-14 and more.
+    assert K[row, row] - K[row, :row] @ nearest < 1e-8
 
 
 def test_a_negative_part_is_named_as_one_without_alpha(rng):
