@@ -123,6 +123,10 @@ def without_classes(record):
     return replace(record, fitted={name: value for name, value in record.fitted.items() if name != "classes"})
 
 
+def with_classes(*labels):
+    return lambda record: replace(record, fitted={**record.fitted, "classes": list(labels)})
+
+
 def with_numbers(**numbers):
     return lambda record: replace(record, fitted={**record.fitted, "numbers": {**record.fitted["numbers"], **numbers}})
 
@@ -135,6 +139,9 @@ def with_numbers(**numbers):
         ("ridge classifier", without_columns, "outputs of a regression"),
         ("discriminants", without_classes, "classes of this model are not what dkfm writes"),
         ("ridge classifier", without_classes, "classes of this model are not what dkfm writes"),
+        ("ridge classifier", with_classes(-1, 2**63), "classes of this model are not what dkfm writes"),
+        ("ridge classifier", with_classes(True, 2), "classes of this model are not what dkfm writes"),
+        ("ridge classifier", with_classes("b", "a"), "classes of this model are not what dkfm writes"),
         ("components", with_numbers(total_weight=0.0), "weight of components is not positive"),
         ("components of a map", with_numbers(total_weight=-60.0), "weight of components is not positive"),
     ],

@@ -13,6 +13,7 @@ import pytest
 
 import dkfm
 from dkfm import kernels
+from dkfm.cli.inspection import describe_store
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError, StoreExistsError
 from dkfm.scoring import job_setup, output_store
 from dkfm.scoring.formats.label_column import labels_to_codes, make_label_array
@@ -80,6 +81,8 @@ def test_decisions_between_two_classes_are_one_column(tmp_path, rng):
     fit_and_score(tmp_path, rng, np.array(["no", "yes"]))
     names = pq.read_table(tmp_path / "scores.parquet").column_names
     assert names == ["predict", "predict_proba_no", "predict_proba_yes", "decision_function"]
+    facts = describe_store(str(tmp_path / "scores.parquet"))
+    assert (facts["classes"], "targets" in facts) == (["no", "yes"], False)
 
 
 LONG_LABELS = """
