@@ -33,6 +33,9 @@ LABELS = "labels"
 ArrayLayout = tuple[tuple[int, ...], tuple[int, ...], str]
 """Shape, shape of chunks and dtype of an array."""
 
+_WITHOUT_LABELS = "it has no labels of classes, as in earlier versions"
+"""Difference between a table of an earlier version and a requested one."""
+
 _MAX_NAME_LENGTH = 100
 """Longest name of an array, in bytes."""
 
@@ -133,7 +136,7 @@ class Output:
             return "its classes are not those of the model"
         if self.columns != other.columns:
             was, now = (", ".join(columns.output for columns in output.columns) for output in (self, other))
-            return "its columns have other names" if was == now else f"the output is {now} and was {was}"
+            return _WITHOUT_LABELS if was == now else f"the output is {now} and was {was}"
         return self._describe_other_setting(other.settings)
 
     def _describe_other_setting(self, others: Mapping[str, str | None]) -> str | None:
@@ -144,7 +147,7 @@ class Output:
             given = "no id_column (--id-column) is given" if now is None else f"id_column (--id-column) is {now!r}"
             return f"{given}, and {'none' if was is None else repr(was)} was given when it was written"
         if "predictions" in changed:
-            return "it has codes in place of labels, as in earlier versions"
+            return _WITHOUT_LABELS
         if changed:
             return f"{changed[0]} is {others[changed[0]]} and was {self.settings.get(changed[0])}"
         return None
@@ -371,11 +374,9 @@ def require_same_job(existing: Output, requested: Output, hint: str = "") -> Non
     if difference is not None:
         is_complete = existing.has_marker
         has_same_data = (existing.model["digest"], existing.input) == (requested.model["digest"], requested.input)
-        is_older = existing.settings.get("predictions") != requested.settings.get("predictions")
+        can_go_on = has_same_data and not is_complete and difference != _WITHOUT_LABELS
         state = "a complete" if is_complete else "an unfinished"
-        go_on = (
-            "give the same settings as before to go on, " if has_same_data and not is_complete and not is_older else ""
-        )
+        go_on = "give the same settings as before to go on, " if can_go_on else ""
         raise StoreExistsError(
             f"{existing.root} holds {state} output of another job: {difference}{hint}; {go_on}choose another path, or "
             "replace it with overwrite=True (--overwrite)."

@@ -177,28 +177,34 @@ def test_another_label_is_seen_against_the_rows(tmp_path, rng, monkeypatch):
         dkfm.verify_scores(tmp_path / "scores.parquet", rows)
 
 
-def write_as_before(folder, rng, monkeypatch):
+def write_as_before(folder, rng, monkeypatch, output="predict"):
     """Write an output with codes, as earlier versions did: its settings do not say what predictions are."""
 
     def build(*args):
         output = build_output(*args)
-        return replace(output, settings={key: output.settings[key] for key in output.settings if key != "predictions"})
+        settings = {key: output.settings[key] for key in output.settings if key != "predictions"}
+        return replace(output, settings=settings, columns=tuple(replace(entry, labels=()) for entry in output.columns))
 
     build_output = job_setup._build_output
     with monkeypatch.context() as patch:
         patch.setattr(job_setup, "_build_output", build)
-        return fit_and_score(folder, rng, LABELS["text"], output="predict")
+        return fit_and_score(folder, rng, LABELS["text"], output=output)
 
 
 def test_outputs_of_earlier_versions_have_codes(tmp_path, rng, monkeypatch):
-    classifier, rows, options = write_as_before(tmp_path, rng, monkeypatch)
+    classifier, rows, _ = write_as_before(tmp_path, rng, monkeypatch)
     codes = dkfm.open_scores(tmp_path / "scores.parquet").compute()["predict"]
     valid = np.isfinite(rows).all(axis=1)
     assert (codes.dtype, codes[~valid].tolist()) == (np.int64, [-1, -1])
     assert classifier.classes_[codes[valid]].tolist() == classifier.predict(rows[valid]).tolist()
     assert dkfm.verify_scores(tmp_path / "scores.parquet", rows).sampled == 200
+
+
+@pytest.mark.parametrize("output", ["predict", "predict_proba"])
+def test_outputs_of_earlier_versions_are_not_gone_on_with(tmp_path, rng, monkeypatch, output):
+    _, rows, options = write_as_before(tmp_path, rng, monkeypatch, output)
     for _ in range(2):  # finished, and then not
-        with pytest.raises(StoreExistsError, match="versions; choose another path, or replace it"):
+        with pytest.raises(StoreExistsError, match="as in earlier versions; choose another path, or replace it"):
             dkfm.batch_score(tmp_path / "model", rows, tmp_path / "scores.parquet", **options)
         (tmp_path / "scores.parquet" / store_metadata.MARKER).unlink(missing_ok=True)
 
