@@ -306,7 +306,7 @@ def _require_text_of_parquet(classes: Sequence[Label]) -> None:
         if not is_parquet_text(label):
             raise InvalidInputError(
                 f"Parquet cannot hold the class {label!r:.100}, which is no Unicode text of at most "
-                f"{MAX_LABEL_CHARACTERS:,} characters without NUL; write a Zarr output, which has numbers of classes."
+                f"{MAX_LABEL_CHARACTERS:,} characters without NUL; write a Zarr output, which holds codes of classes."
             )
 
 
