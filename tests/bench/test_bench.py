@@ -284,6 +284,7 @@ def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, t
     assert len(started) == 2 * TINY.rounds
 
 
+@pytest.mark.slow
 def test_every_connection_to_a_given_cluster_waits_as_long_as_is_told(cluster, monkeypatch, tmp_path):
     waits = []
 
@@ -346,6 +347,7 @@ def test_what_is_not_finite_is_null_in_json():
     assert bench.Table("", [{"a": math.inf, "b": 2.0, "c": "x"}]).to_json_rows() == [{"a": None, "b": 2.0, "c": "x"}]
 
 
+@pytest.mark.slow
 def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
     monkeypatch.setattr(kernel_values, "QUICK", kernel_values.BlockSizes(3, 4, 2))
     result = CliRunner().invoke(main, ["bench", "--kernels", "--quick", "--json"], catch_exceptions=False)
