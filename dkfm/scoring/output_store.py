@@ -33,8 +33,9 @@ LABELS = "labels"
 ArrayLayout = tuple[tuple[int, ...], tuple[int, ...], str]
 """Shape, shape of chunks and dtype of an array."""
 
+_OTHER_CLASSES = "its classes are not those of the model"
 _WITHOUT_LABELS = "it has no labels of classes, as in earlier versions"
-"""Difference between a table of an earlier version and a requested one."""
+"""Differences from a requested output that no setting removes."""
 
 _MAX_NAME_LENGTH = 100
 """Longest name of an array, in bytes."""
@@ -133,7 +134,7 @@ class Output:
         if (self.input["stamp"], self.rows) != (other.input["stamp"], other.rows):
             return f"the input {other.input['name']} has changed since"
         if self.classes != other.classes:
-            return "its classes are not those of the model"
+            return _OTHER_CLASSES
         if self.columns != other.columns:
             was, now = (", ".join(columns.output for columns in output.columns) for output in (self, other))
             return _WITHOUT_LABELS if was == now else f"the output is {now} and was {was}"
@@ -374,7 +375,7 @@ def require_same_job(existing: Output, requested: Output, hint: str = "") -> Non
     if difference is not None:
         is_complete = existing.has_marker
         has_same_data = (existing.model["digest"], existing.input) == (requested.model["digest"], requested.input)
-        can_go_on = has_same_data and not is_complete and difference != _WITHOUT_LABELS
+        can_go_on = has_same_data and not is_complete and difference not in (_OTHER_CLASSES, _WITHOUT_LABELS)
         state = "a complete" if is_complete else "an unfinished"
         go_on = "give the same settings as before to go on, " if can_go_on else ""
         raise StoreExistsError(

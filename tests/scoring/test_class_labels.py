@@ -148,7 +148,7 @@ def change_description(folder, change):
 def test_classes_of_another_model_are_not_gone_on_with(tmp_path, rng, classes):
     _, rows, options = fit_and_score(tmp_path, rng, LABELS["text"], output="predict")
     change_description(tmp_path, lambda own: own.update(classes=classes))
-    with pytest.raises(StoreExistsError, match="its classes are not those of the model"):
+    with pytest.raises(StoreExistsError, match="its classes are not those of the model; choose another path"):
         dkfm.batch_score(tmp_path / "model", rows, tmp_path / "scores.parquet", **options)
 
 

@@ -32,16 +32,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-Mask = npt.NDArray[np.bool_]
-
 _BUFFER_BYTES = 2**20
 """Bytes that Arrow collects before it writes them."""
 
 _MAX_NULL_ROWS = 2**28
 """Largest number of rows of a file smaller than its scores; null rows take no bytes, so any file could claim them."""
 
-_CHECKED_BYTES = 2**23
-"""Bytes of scores that are decoded at a time."""
+_CHECKED_VALUES = 2**20
+"""Values of a file that are decoded at a time; each 8 bytes of a label count as one."""
 
 
 def require_pyarrow() -> None:
@@ -134,7 +132,7 @@ class ParquetChunks:
                 most = max(_MAX_NULL_ROWS, stream.seek(0, os.SEEK_END) // self.row_bytes)
                 if table.metadata.num_rows != chunk.rows or chunk.rows > most:
                     return None
-                rows = max(1, _CHECKED_BYTES // self.row_bytes)
+                rows = max(1, _CHECKED_VALUES // max(len(self.names), self.row_bytes // 8))
                 invalid += [self._find_invalid_rows(batch) for batch in table.iter_batches(rows, use_threads=False)]
             stream.seek(0)
             checksum, size = compute_checksum_and_size(stream)
@@ -173,7 +171,9 @@ class ParquetChunks:
         labels = self.find_labels(columns)
         return pa.from_numpy_dtype(np.dtype(columns.dtype)) if labels is None else labels.type
 
-    def encode_column(self, values: npt.NDArray[np.generic], columns: OutputColumns, invalid: Mask) -> "pa.Array":
+    def encode_column(
+        self, values: npt.NDArray[np.generic], columns: OutputColumns, invalid: npt.NDArray[np.bool_]
+    ) -> "pa.Array":
         """Return a column (n,) of an output as the files have it, null in invalid rows."""
         import pyarrow as pa
 
