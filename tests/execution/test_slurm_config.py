@@ -7,7 +7,9 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -245,6 +247,26 @@ def test_an_interruption_while_jobs_are_cancelled_waits_until_they_are(commands,
     assert cluster.status.name == "closed"
     assert (commands / "calls").read_text().count("scancel") == 2
     assert not list(commands.glob(".dkfm-slurm-*"))
+
+
+def test_a_cluster_is_closed_once_though_an_interruption_comes_while_its_thread_starts(monkeypatch):
+    interruptions, closed = iter([KeyboardInterrupt, SystemExit]), []
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *task):
+            super().submit(*task)
+            for error in interruptions:
+                raise error
+
+    monkeypatch.setattr(slurm, "ThreadPoolExecutor", Interrupted)
+    with pytest.raises(SystemExit):
+        slurm._close(SimpleNamespace(close=lambda: closed.append(1)))
+    assert closed == [1]
+
+
+def test_an_error_while_jobs_are_cancelled_is_raised():
+    with pytest.raises(OSError, match="no scancel"):
+        slurm._close(SimpleNamespace(close=Mock(side_effect=OSError("no scancel"))))
 
 
 def interrupting(script):

@@ -167,12 +167,20 @@ def _close(cluster: "SpecCluster") -> None:
     """Cancel all jobs; raise an interruption only after that is done."""
     logging.getLogger("tornado.application").addFilter(is_no_late_connection)
     interruption: BaseException | None = None
+    is_started, closing = threading.Lock(), Future[object]()
+
+    def close_once() -> None:
+        if is_started.acquire(blocking=False):
+            try:
+                closing.set_result(cluster.close())
+            except BaseException as error:  # whatever it is, `closing.result()` raises it
+                closing.set_exception(error)
+
     # In another thread: an interruption in this one would leave the cancellation unfinished.
     with ThreadPoolExecutor(1, thread_name_prefix="dkfm-slurm") as pool:
-        closing: Future[object] | None = None
         for _ in range(_MAX_INTERRUPTIONS):
             try:
-                closing = closing or pool.submit(cluster.close)  # only the first call closes
+                pool.submit(close_once)  # again after each interruption, because one may prevent that this is done
                 closing.result()
                 break
             except (KeyboardInterrupt, SystemExit) as error:
