@@ -14,6 +14,7 @@ from sklearn.model_selection import GridSearchCV
 
 import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, kernels
+from dkfm.core import cpus
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, NotPSDError, UnsupportedStoreError
 
 K1 = kernels.Polynomial(9, scale=1 / 784)
@@ -324,6 +325,7 @@ def test_several_tiles_and_a_workspace_give_the_same(data, tmp_path):
 
 
 def test_a_fit_that_memory_does_not_hold_is_refused_before_it_starts(data, monkeypatch):
+    monkeypatch.setattr(cpus, "COUNT", 2)
     monkeypatch.setattr("dkfm.execution.memory.clear_caches_and_measure_memory", lambda: 10**6)
     for shrinkage in (1e-3, "auto", 0.0):
         with pytest.raises(MemoryError, match="1 MB"):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import dkfm
 from dkfm import kernels
+from dkfm.core import cpus
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -256,6 +257,7 @@ def test_a_build_refused_for_memory_leaves_nothing_and_goes_on_with_the_tile_it_
 
     X = rng.normal(size=(300, 3))
     with monkeypatch.context() as small:
+        small.setattr(cpus, "COUNT", 2)
         small.setattr(memory, "clear_caches_and_measure_memory", lambda: 4_000_000)
         with pytest.raises(BudgetError):
             dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=300)
