@@ -177,6 +177,7 @@ def test_a_stored_file_a_sparse_array_and_a_precomputed_kernel(rng, tmp_path):
 
 
 def test_the_plan_has_the_disk_and_the_time_of_the_factor_and_the_root(rng, tmp_path, monkeypatch):
+    monkeypatch.setattr(cpus, "COUNT", 2)
     monkeypatch.setattr(product_costs, "value_seconds", lambda kernel, d: 1e-9)
     monkeypatch.setattr(product_costs, "multiplication_seconds", lambda: 4e-11)
     phi = ExactFeatureMap(KERNELS[0], basis="cholesky", build="tiled", workspace=tmp_path / "work")
