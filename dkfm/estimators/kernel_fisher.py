@@ -21,6 +21,7 @@ from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, discriminants, out_of_core_rows
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
+from dkfm.estimators.fitting.feature_maps import require_fitted_map
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.standardization import make_standardizing_kernel
@@ -266,9 +267,7 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         >>> bool(fda.score(X, np.hypot(*X.T) < 1) > 0.95)
         True
         """
-        if not isinstance(feature_map, ExactFeatureMap):
-            raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
-        check_is_fitted(feature_map, "model_")
+        require_fitted_map(feature_map)
         dtype = cast("DType", feature_map.model_.dtype.name)
         estimator = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype)
         fitted_map, options = feature_map._fitted_map(), estimator._discriminant_options()

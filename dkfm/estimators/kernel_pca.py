@@ -15,6 +15,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import choose_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import fit_certificates, out_of_core_rows, pca
+from dkfm.estimators.fitting.feature_maps import require_fitted_map
 from dkfm.estimators.fitting.parameter_types import ComponentPolicy, DType, EigenSolver, Formulation
 from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.estimators.standardization import make_standardizing_kernel
@@ -290,7 +291,7 @@ class KernelPCA(InverseTransformMixin):
         >>> KernelPCA.from_map(phi, 3, X).transform(X[:7]).shape
         (7, 3)
         """
-        check_is_fitted(feature_map, "model_")
+        require_fitted_map(feature_map)
         fitted_map = feature_map._fitted_map()
         dtype = cast("DType", fitted_map.model.dtype.name)
         estimator = cls(n_components, kernel=feature_map.kernel_, centered=centered, dtype=dtype)

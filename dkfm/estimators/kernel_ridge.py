@@ -17,6 +17,7 @@ from dkfm.estimators.base import KernelEstimator, choose_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import out_of_core_rows, ridge
 from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
+from dkfm.estimators.fitting.feature_maps import require_fitted_map
 from dkfm.estimators.fitting.parameter_types import DType, IndefinitePolicy, Solver
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.ridge import GivenTargets
@@ -129,9 +130,7 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         >>> bool(ridge.score(X, np.sin(X[:, 0])) > 0.999)
         True
         """
-        if not isinstance(feature_map, ExactFeatureMap):
-            raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
-        check_is_fitted(feature_map, "model_")
+        require_fitted_map(feature_map)
         fitted_map = feature_map._fitted_map()
         ridge.require_uncentred(feature_map._params_at_fit["centered"])
         estimator = cls(alpha, kernel=feature_map.kernel_, dtype=cast("DType", fitted_map.model.dtype.name))

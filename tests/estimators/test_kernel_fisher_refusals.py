@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from sklearn.exceptions import NotFittedError
 
 import dkfm
 from dkfm import KernelFisher, KernelPCA, kernels
@@ -199,10 +200,15 @@ def test_auto_on_rows_that_tell_nothing_asks_for_a_number():
         KernelFisher(shrinkage="auto").fit(X, y)
 
 
-def test_only_a_feature_map_has_discriminants_in_its_features(data):
-    for other in (None, KernelPCA(2).fit(data[0])):
-        with pytest.raises(InvalidInputError, match="must be an ExactFeatureMap"):
-            KernelFisher.from_map(other, data[1])
+@pytest.mark.parametrize("estimator", [dkfm.KernelPCA, KernelFisher, dkfm.KernelRidge, dkfm.KernelRidgeClassifier])
+def test_only_a_fitted_feature_map_has_features_in_which_another_model_is_fitted(estimator, data):
+    X, y = data
+    labels = {} if estimator is dkfm.KernelPCA else {"y": y}
+    for other in (None, "model", KernelPCA(2).fit(X)):
+        with pytest.raises(InvalidInputError, match="feature_map must be an ExactFeatureMap"):
+            estimator.from_map(other, X=X, **labels)
+    with pytest.raises(NotFittedError):
+        estimator.from_map(dkfm.ExactFeatureMap("rbf"), X=X, **labels)
 
 
 @pytest.mark.parametrize("basis", ["spectral", "cholesky"])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core import cpus
 from dkfm.core.chunking import require_count
@@ -57,6 +58,15 @@ class FittedMap:
         W = head.weights.astype(np.float64, copy=False)
         values = np.ones(W.shape[1]) if self.eigenvalues is None else self.eigenvalues
         return Root(W, values, np.zeros(0), self.scales, head.triangular)
+
+
+def require_fitted_map(feature_map: object) -> None:
+    """Raise an InvalidInputError if an object is no ExactFeatureMap, and a NotFittedError if it is not fitted."""
+    if not hasattr(feature_map, "_fitted_map"):
+        raise InvalidInputError(
+            f"feature_map must be an ExactFeatureMap, as dkfm.load reads it, and is {feature_map!r:.100}."
+        )
+    check_is_fitted(feature_map, "model_")
 
 
 def require_loaded_weights(model: Model, what: str) -> None:

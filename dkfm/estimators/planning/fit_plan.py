@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core import budget, cpus
 from dkfm.core.chunking import count_tiles
 from dkfm.core.frames import convert_container, is_dask_array, is_dask_collection
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import eigenproblem_setup, landmarks, pca, ridge
+from dkfm.estimators.fitting.feature_maps import require_fitted_map
 from dkfm.estimators.fitting.out_of_core_rows import can_stream_rows, is_stored_or_lazy
 from dkfm.estimators.planning.gram_plans import (
     PlannedRows,
@@ -112,7 +112,7 @@ def plan_fit(
     fitted_names = getattr(feature_map, "feature_names_in_", None) if is_stored(X) else None
     n, width, d = _read_rows_columns_and_values_per_row(X, columns, id_column, fitted_names)
     if feature_map is not None:
-        _require_fitted_map(feature_map, width, is_regression=name.startswith("KernelRidge"))
+        _require_map_for(feature_map, width, is_regression=name.startswith("KernelRidge"))
     kernel = _resolve_kernel(estimator) if feature_map is None else feature_map.kernel_
     found = find_client(client)
     with open_executor(found) as executor:
@@ -129,13 +129,9 @@ def plan_fit(
     return plan
 
 
-def _require_fitted_map(feature_map: Any, n_columns: int, *, is_regression: bool) -> None:
+def _require_map_for(feature_map: Any, n_columns: int, *, is_regression: bool) -> None:
     """Raise unless an object is a map that was fitted to `n_columns` and, for a regression, is not centred."""
-    if not hasattr(feature_map, "_fitted_map"):
-        raise InvalidInputError(
-            f"feature_map must be an ExactFeatureMap, as dkfm.load reads it; got {feature_map!r:.100}."
-        )
-    check_is_fitted(feature_map, "model_")
+    require_fitted_map(feature_map)
     if is_regression:
         ridge.require_uncentred(feature_map._params_at_fit["centered"])
     if n_columns != feature_map.n_features_in_:
