@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -73,12 +74,21 @@ def require_no_path(X: object, name: str = "X") -> None:
         )
 
 
-def _require_no_times(X: object, name: str) -> None:
+def _require_frame_without_times(X: object, name: str) -> None:
     """Raise an InvalidInputError if a polars data frame has dates or times, which it would return as numbers."""
     schema = getattr(X, "schema", None) if hasattr(type(X), "get_columns") else None
     for column, dtype in schema.items() if isinstance(schema, Mapping) else ():
         if dtype.is_temporal():
             raise InvalidInputError(f"{name} must hold real numbers, and its column {column!r:.100} has {dtype}.")
+
+
+def require_no_times(X: object, name: str) -> None:
+    """Raise an InvalidInputError if X has dates or times, which a conversion may take as numbers."""
+    _require_frame_without_times(X, name)
+    values = np.asarray(X)
+    times = np.datetime64, np.timedelta64, date, timedelta  # a datetime is a date
+    if values.dtype.kind in "mM" or (values.dtype == object and any(isinstance(one, times) for one in values.flat)):
+        raise InvalidInputError(f"{name} must hold real numbers, and has dates or times.")
 
 
 def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
@@ -88,7 +98,7 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
     require_unmasked(X, name)
-    _require_no_times(X, name)
+    _require_frame_without_times(X, name)
     try:
         rows = np.asarray(X)
     except (TypeError, ValueError) as error:
@@ -96,7 +106,8 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
         rows = X.to_numpy(dtype=object, na_value=np.nan)  # pd.NA is no float
     if rows.dtype == object:
-        rows = _objects_to_float64(rows, name, column_labels(X) or [])
+        objects, rows = rows, _objects_to_float64(rows, name, column_labels(X) or [])
+        require_no_times(objects, name)  # NumPy converts its own dates
     require_real_matrix(rows.shape, rows.dtype, name)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 

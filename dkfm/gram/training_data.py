@@ -279,7 +279,8 @@ def check_sample_weight(sample_weight: object, n: int) -> Array:
     weights = np.asarray(sample_weight)
     if weights.shape != (n,) or weights.dtype.kind not in "biuf":
         raise InvalidInputError(
-            f"sample_weight must be a number for each row, {(n,)}, and its shape is {weights.shape}."
+            f"sample_weight must be a number for each row, {(n,)}; its shape is {weights.shape}, and its dtype "
+            f"{weights.dtype}."
         )
     weights = weights.astype(np.float64)
     if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():

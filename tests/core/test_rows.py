@@ -6,6 +6,7 @@ from scipy import sparse
 
 import dkfm
 from dkfm import kernels
+from dkfm.core.rows import as_rows
 from dkfm.errors import InvalidInputError
 
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
@@ -109,3 +110,9 @@ def test_a_spectrum_is_that_of_every_estimator_that_has_one(pca):
         spectrum(fisher)
     with pytest.raises(InvalidInputError, match="what predict returns; KernelPCA has no predict"):
         dkfm.plotting.decision_regions(pca, ROWS[:, :2])
+
+
+def test_dates_of_numpy_among_objects_are_no_rows():
+    for one in (np.datetime64("2026-01-01"), np.timedelta64(3, "D")):
+        with pytest.raises(InvalidInputError, match="X must hold real numbers, and has dates or times"):
+            as_rows(np.array([[1.0, one]], dtype=object))

@@ -4,6 +4,7 @@ import itertools
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -339,3 +340,25 @@ def test_the_remedy_of_a_bad_certificate_is_one_of_what_was_given(options, remed
     monkeypatch.setattr(ridge, "warn_of_rounding", lambda measured, model, remedy: told.append(remedy))
     dkfm.KernelRidge(kernel=Gaussian(2.0), **options).fit(X, X[:, 0])
     assert re.search(remedy, *told)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        pd.Series,
+        pd.DatetimeIndex.to_numpy,
+        pd.DatetimeIndex.to_pydatetime,
+        lambda days: pd.Series(days.tz_localize("UTC")),
+        lambda days: pd.Series(days).mask(days == days[3]),
+        lambda days: np.array(list(days.to_numpy()), dtype=object),
+        lambda days: days - days[0],
+        lambda days: pd.DataFrame({"when": days, "what": 1.0}),
+        lambda days: pytest.importorskip("polars").DataFrame({"when": days.to_numpy(), "what": 1.0}),
+    ],
+)
+def test_dates_and_times_are_no_targets(convert, rng):
+    X, y = rng.normal(size=(10, 2)), convert(pd.date_range("2026-01-01", periods=10))
+    phi = dkfm.ExactFeatureMap(Gaussian(1.0)).fit(X)
+    for fit in (dkfm.KernelRidge(kernel="rbf").fit, lambda X, y: dkfm.KernelRidge.from_map(phi, y, X)):
+        with pytest.raises(InvalidInputError, match=r"y must hold real numbers, and .*(dates|Datetime)"):
+            fit(X, y)

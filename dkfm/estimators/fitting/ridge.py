@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_array
 from dkfm.core import budget
 from dkfm.core.argument_checks import require_flags
 from dkfm.core.frames import is_dask_collection
-from dkfm.core.rows import Array, require_unmasked
+from dkfm.core.rows import Array, require_no_times, require_unmasked
 from dkfm.errors import InvalidInputError, NotSupportedError, extract_reason
 from dkfm.estimators.fitting import out_of_core_rows
 from dkfm.estimators.fitting.class_labels import require_no_name
@@ -188,7 +188,10 @@ def read_targets(y: object, sample_weight: object, n: int, name: str) -> GivenTa
     require_no_name(y)
     try:
         computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
+        require_no_times(computed, "y")
         targets = check_array(computed, ensure_2d=False, dtype=np.float64, input_name="y", ensure_all_finite=False)
+    except InvalidInputError:
+        raise
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"y must be numbers, (N,) or (N, q): {extract_reason(error)}.") from None
     if targets.ndim not in (1, 2) or not targets.size:
