@@ -37,7 +37,12 @@ def here(tmp_path, monkeypatch, rng):
 
 @pytest.fixture
 def run(here):
-    return lambda *words: CliRunner().invoke(main, list(words))
+    """Run a command whose words have passed through a shell, which hands on bytes in any locale."""
+
+    def ended(*words):
+        return CliRunner().invoke(main, [os.fsdecode(word.encode("utf-8", "surrogateescape")) for word in words])
+
+    return ended
 
 
 @pytest.fixture
