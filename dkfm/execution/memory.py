@@ -97,7 +97,8 @@ def peak_memory() -> int:
     status = Path("/proc/self/status")
     if status.exists():
         # getrusage cannot be used, because a child process inherits the peak of its parent.
-        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        lines = status.read_text(errors="replace").splitlines()  # the name in it is cut to 15 bytes
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 

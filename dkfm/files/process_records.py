@@ -74,7 +74,8 @@ def _read_text(path: str) -> str:
 def _start_time(pid: int) -> str | None:
     """Return when a process started, in ticks since boot; None if there is no such process, or only a zombie."""
     try:
-        state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # the name in it is cut to 15 bytes
+        state, *facts = stat.rpartition(")")[2].split()
     except OSError:
         return None if Path("/proc/self/stat").exists() else _probe_process(pid)
     return None if state in "ZX" else facts[18]

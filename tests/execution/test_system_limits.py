@@ -1,5 +1,6 @@
 """CPUs and memory are counted as Dask counts them, whatever the limits of a container are."""
 
+import os
 from pathlib import Path
 
 import dask.system
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from dkfm.core import cpus
 from dkfm.execution import memory
+from dkfm.files import process_records
 from helpers.versions import needs_dask_2026_3
 
 QUOTAS = {
@@ -91,3 +93,17 @@ def test_the_limit_of_memory_is_that_of_dask(limits, resident):
 
 def test_what_was_counted_at_the_import_is_what_dask_counted():
     assert cpus.COUNT == dask.system.CPU_COUNT
+
+
+def test_the_name_of_a_process_may_end_within_a_character():
+    """As that of a long script: Linux keeps 15 bytes of it."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes().rstrip(b"\n") if name.exists() else None
+    try:
+        if before is not None:
+            name.write_bytes("Berechnungs-größe".encode())
+        assert process_records._start_time(os.getpid()) is not None
+        assert memory.peak_memory() > 0
+    finally:
+        if before is not None:
+            name.write_bytes(before)
