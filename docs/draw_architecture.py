@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 PICTURE = PAGE.with_suffix(".svg")
-FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["dkfm"]["folders"]
+FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["dkfm"]["folders"]
 MARKED = re.compile(r"(<!-- modules: written by draw_architecture.py -->\n).*?(<!-- end -->)", re.S)
 BOX = 176, 30
 """Width and height of a folder in the picture."""
@@ -46,7 +46,7 @@ def imported_folders(folder):
     """Return the folders that the modules of a folder import from."""
     found = set()
     for path in modules_of(folder):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dkfm"):
                 found |= {folder_of(f"{node.module}.{alias.name}") for alias in node.names}
     return found - {folder, None}
@@ -105,7 +105,7 @@ def draw():
 
 def summary(path):
     """Return the first sentence of a module's docstring."""
-    text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
     return re.split(r"(?<=\.) ", text)[0].replace("|", r"\|")
 
 
@@ -121,12 +121,14 @@ def list_modules():
 
 def page():
     """Return the page with the tables of modules written anew."""
-    return MARKED.sub(lambda found: f"{found[1]}{list_modules()}{found[2]}", PAGE.read_text())
+    return MARKED.sub(lambda found: f"{found[1]}{list_modules()}{found[2]}", PAGE.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
     new = {PAGE: page(), PICTURE: draw()}
-    if "--check" in sys.argv and any(not path.exists() or path.read_text() != text for path, text in new.items()):
+    if "--check" in sys.argv and any(
+        not path.exists() or path.read_text(encoding="utf-8") != text for path, text in new.items()
+    ):
         sys.exit("The page of the architecture is out of date; run python docs/draw_architecture.py.")
     for path, text in new.items():
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")

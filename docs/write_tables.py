@@ -33,4 +33,4 @@ def run(found):
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         page = PAGES / f"{name}.md"
-        page.write_text(MARKED.sub(run, page.read_text()))
+        page.write_text(MARKED.sub(run, page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,7 +11,9 @@ import pytest
 import dkfm
 
 ROOT = Path(dkfm.__file__).parent
-FOLDERS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["dkfm"]["folders"]
+FOLDERS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["dkfm"][
+    "folders"
+]
 OUTSIDE = {
     "errors": set(),
     "core.display": {"jinja2", "_typeshed"},
@@ -48,7 +50,7 @@ def folder_of(module):
 
 def imports(path):
     """Yield the modules that a file imports, those inside its functions too; those of dkfm without its name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +95,7 @@ def test_every_folder_is_in_the_list():
 
 def test_no_module_is_longer_than_400_lines():
     tests = list(Path(__file__).parent.rglob("*.py"))
-    assert {p.name: n for p in [*PATHS, *tests] if (n := len(p.read_text().splitlines())) > 400} == {}
+    assert {p.name: n for p in [*PATHS, *tests] if (n := len(p.read_text(encoding="utf-8").splitlines())) > 400} == {}
 
 
 def test_no_folder_has_more_than_12_modules():

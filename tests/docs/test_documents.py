@@ -28,7 +28,7 @@ FILES = {
     page.stem if page.parent in (ROOT, DOCS) else f"{page.parent.name}/{page.stem}": page
     for page in [README, *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
 }
-PAGES = {name: page.read_text() for name, page in FILES.items()}
+PAGES = {name: page.read_text(encoding="utf-8") for name, page in FILES.items()}
 PYTHON = [(name, code) for name, text in PAGES.items() for code in re.findall(r"```python\n(.*?)```", text, re.S)]
 SHELL = {
     name: "".join(found) for name, text in PAGES.items() if (found := re.findall(r"```bash\n(.*?)```", text, re.S))
@@ -148,7 +148,10 @@ def test_the_file_of_slurm_in_the_guide_is_a_part_of_that_in_the_repository():
     import yaml
 
     (shown,) = re.findall(r"```yaml\n(.*?)```", PAGES["user_guide/clusters"], re.S)
-    shown, whole = yaml.safe_load(shown), yaml.safe_load((ROOT / "cluster" / "slurm" / "dkfm.yaml").read_text())
+    shown, whole = (
+        yaml.safe_load(shown),
+        yaml.safe_load((ROOT / "cluster" / "slurm" / "dkfm.yaml").read_text(encoding="utf-8")),
+    )
     assert shown["jobqueue"]["slurm"].items() <= whole["jobqueue"]["slurm"].items()
     assert shown["dkfm"].items() <= whole["dkfm"].items()
 
@@ -166,7 +169,7 @@ def test_links_lead_to_files_that_are_there(name):
 
 
 def test_links_of_the_readme_are_addresses_of_pages_that_are_there():
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
     pages, repository = f"{urls['Documentation']}/en/latest/", urls["Homepage"]
     targets = re.findall(r"\]\(([^)]+)\)", PAGES["README"])
     assert targets
@@ -232,28 +235,28 @@ def test_the_table_of_limits_is_what_the_budget_predicts():
 
 def test_the_test_commands_of_contributing_select_tests():
     commands = re.findall(
-        r"^\| `\.venv/bin/pytest (tests/\S+) -k (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M
+        r"^\| `\.venv/bin/pytest (tests/\S+) -k (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M
     )
     assert commands
     for file, word in commands:
-        assert re.search(rf"^def test_\w*{word}", (ROOT / file).read_text(), re.M), (file, word)
+        assert re.search(rf"^def test_\w*{word}", (ROOT / file).read_text(encoding="utf-8"), re.M), (file, word)
 
 
 def test_the_files_and_names_that_contributing_lists_exist():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     places = re.findall(r"`((?:dkfm|tests|docs|cluster)/[\w./]*\w)/?`", text)
     assert len(places) > 20
     assert [place for place in places if not (ROOT / place).exists()] == []
     for name, place in re.findall(r"`(_?\w+)` of\s+`((?:dkfm|tests)/[\w/]+\.py)`", text):
-        assert re.search(rf"\b{name}\b", (ROOT / place).read_text()), (name, place)
+        assert re.search(rf"\b{name}\b", (ROOT / place).read_text(encoding="utf-8")), (name, place)
 
 
 def test_one_version_stands_in_all_files():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert dkfm.__version__ == project["version"]
     files = [ROOT / "CITATION.cff", DOCS / "explanation" / "mathematics.md", *(ROOT / "cluster").glob("*/*")]
     names = {".cff", ".md", ".yaml", ""}  # a Dockerfile has none
-    texts = {file: file.read_text() for file in files if file.suffix in names and file.is_file()}
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in names and file.is_file()}
     pattern = r"(?:dkfm:|REGISTRY/dkfm:|^version: |version = \{)(\d+\.\d+\.\d+)"
     found = {file: set(re.findall(pattern, text, re.M)) for file, text in texts.items()}
     assert len([file for file, versions in found.items() if versions]) >= 5
@@ -261,7 +264,7 @@ def test_one_version_stands_in_all_files():
 
 
 def test_the_lowest_versions_of_the_page_are_those_of_the_package():
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     lowest = dict(re.fullmatch(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", text).groups() for text in needed)
     row = re.search(r"^\| needed \|.*$", PAGES["getting_started/install"], re.M)[0]
     told = re.findall(r"(Dask and distributed|NumPy|SciPy|Zarr|scikit-learn) ([\d.]*\d)", row)

@@ -151,7 +151,7 @@ def test_ridge_regression_of_features_is_kernel_ridge_regression(tmp_path):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_says_under_its_title_what_to_see_and_fits_a_screen(path):
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     assert lines[:1] == ['"""']
     assert set(lines[2]) == {"="}
@@ -164,7 +164,7 @@ def test_a_script_says_under_its_title_what_to_see_and_fits_a_screen(path):
 
 
 def test_every_notebook_is_named_in_the_gallery_and_every_example_runs_here():
-    gallery, here = (EXAMPLES / "README.rst").read_text(), Path(__file__).read_text()
+    gallery, here = (EXAMPLES / "README.rst").read_text(encoding="utf-8"), Path(__file__).read_text(encoding="utf-8")
     assert all(f"``{path.name}``" in gallery for path in NOTEBOOKS)
     assert all(f'"{path.name}"' in here for path in [*SCRIPTS, *NOTEBOOKS])
 
@@ -227,7 +227,7 @@ def test_the_notebook_of_the_papers_figures_runs(tmp_path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_kept_without_what_came_out_of_it(path):
-    cells = json.loads(path.read_text())["cells"]
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert len(code) > 5
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)

@@ -67,6 +67,6 @@ def test_search_finds(site, words):
 
 
 def test_formulas_are_mathml_and_need_no_script(site):
-    text = (site / "explanation" / "mathematics.html").read_text()
+    text = (site / "explanation" / "mathematics.html").read_text(encoding="utf-8")
     assert text.count("<math") > 100
     assert "MathJax" not in text

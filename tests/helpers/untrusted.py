@@ -127,7 +127,7 @@ def long(name, size):
 
 
 def raw(name, change):
-    return lambda store: (store / name).write_text(change((store / name).read_text()))
+    return lambda store: (store / name).write_text(change((store / name).read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def sealed(data):

@@ -196,7 +196,7 @@ def test_the_papers_comparison_is_the_table_of_its_page(mnist_247_labelled):
     X, y, Z, t = mnist_247_labelled
     found = dkfm.compare_kernels({"k1": K1, "k2": K2}, X, y, test=Z, test_labels=t, shrinkage=1e-3)
     assert (len(X), len(Z)) == (1500, 1482)
-    text = (Path(__file__).parents[2] / "docs" / "user_guide" / "comparing_kernels.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "user_guide" / "comparing_kernels.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| (k[12]) \| (.*) \|$", text, re.M))
     header = re.search(r"^\| kernel of the paper \| (.*) \|$", text, re.M)[1].split(" | ")
     for one in found.compared:

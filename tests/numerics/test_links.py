@@ -64,7 +64,7 @@ def test_chances_of_all_but_impossible_classes_are_still_shares():
 @pytest.mark.parametrize("link", sorted(links._REGISTRY))
 def test_every_link_has_bounds_of_its_errors_and_is_described(link, rng):
     pages = Path(__file__).parents[2] / "docs" / "explanation" / "store_formats.md"
-    assert f"`{link}`" in pages.read_text()
+    assert f"`{link}`" in pages.read_text(encoding="utf-8")
     X, W = rng.normal(size=(40, 2)), rng.normal(size=(40, 1 if link == links.NOT_NEGATIVE else 3))
     model = Model(kernels.Gaussian(1.0), X, {"head": Head(W, link=link)})
     values, allowed = ReferenceScorer(model).compute(["head"], X[:9])["head"]

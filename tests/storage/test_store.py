@@ -216,7 +216,7 @@ def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "\xff"])
 def test_text_that_is_not_json_is_refused(tmp_path, text):
-    (tmp_path / "zarr.json").write_text(text)
+    (tmp_path / "zarr.json").write_text(text, encoding="utf-8")
     with pytest.raises(DkfmError):
         store_metadata.read_own_attributes(tmp_path)
 

@@ -133,7 +133,7 @@ OTHERS = {
 def test_files_are_opened_to_be_read_by_one_function():
     found = set()
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)
