@@ -130,5 +130,5 @@ if __name__ == "__main__":
         not path.exists() or path.read_text(encoding="utf-8") != text for path, text in new.items()
     ):
         sys.exit("The page of the architecture is out of date; run python docs/draw_architecture.py.")
-    for path, text in new.items():
+    for path, text in new.items() if "--check" not in sys.argv else ():
         path.write_text(text, encoding="utf-8")
