@@ -116,9 +116,9 @@ def test_a_name_or_a_path_is_no_y(estimator, y, frame):
 def test_columns_of_text_are_no_targets(frame, tmp_path):
     frame.assign(kind="a").to_parquet(tmp_path / "x.parquet")
     columns = "--target-columns price,kind --id-column id"
-    line = f"fit {tmp_path}/x.parquet {tmp_path}/m --method ridge --kernel linear {columns}"
-    for more in ("", " --dry-run"):
-        ended = CliRunner().invoke(main, (line + more).split())
+    line = ["fit", f"{tmp_path}/x.parquet", f"{tmp_path}/m", *f"--method ridge --kernel linear {columns}".split()]
+    for more in ([], ["--dry-run"]):
+        ended = CliRunner().invoke(main, [*line, *more])
         assert ended.exit_code == 1
         assert "--target-columns takes columns of numbers: " in ended.stderr
         assert "features" not in ended.stderr

@@ -47,7 +47,7 @@ def commands(tmp_path, monkeypatch):
         script = folder / name
         # A process's number serves as that of the job, which two at once must not share.
         script.write_text(
-            f'#!/bin/sh\necho {name} "$1" $$ >> {tmp_path}/calls\ncat "$1" >> {tmp_path}/scripts 2>/dev/null\n'
+            f'#!/bin/sh\necho {name} "$1" $$ >> "{tmp_path}/calls"\ncat "$1" >> "{tmp_path}/scripts" 2>/dev/null\n'
             "echo Submitted batch job $$\n"
         )
         script.chmod(0o755)
