@@ -132,4 +132,5 @@ os._exit(0)  # an exit may hang, because of the threads of the last line but one
 
 def test_no_thread_of_arrow_reads_or_decodes(tmp_path):
     environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}  # jemalloc has threads of its own
-    subprocess.run([sys.executable, "-c", READ_AND_SCORE], cwd=tmp_path, check=True, timeout=120, env=environment)
+    command = [sys.executable, "-W", "default", "-c", READ_AND_SCORE]  # it warns of names, whatever PYTHONWARNINGS is
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120, env=environment)
