@@ -21,6 +21,7 @@ def finished(tmp_path_factory):
     first = process.stdout.readline()
     status = urllib.request.urlopen(first.split()[1], timeout=30).status
     rest, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors  # every test would otherwise miss a file of its own
     return folder / "out", [first, *rest.splitlines()], errors, process.returncode, status
 
 
