@@ -64,21 +64,18 @@ class LruCache(Generic[V]):
         while sum(map(self._size_of, self._values.values())) > kept:
             self._values.popitem(last=False)
 
-    def shrink(self, kept: int) -> None:
-        """Remove the least recently used values until their total size is at most `kept`."""
-        with self._lock:
-            self._shrink(kept)
+    def shrink_unless_busy(self, kept: int) -> None:
+        """Remove the least recently used values until their total size is at most `kept`.
 
-    def remove_matching(self, unwanted: Callable[[Hashable], bool] = lambda key: True) -> None:
-        """Remove the values of some keys, by default all."""
-        with self._lock:
-            for key in [key for key in self._values if unwanted(key)]:
-                del self._values[key]
+        Do nothing if a thread, perhaps this one, is computing or using a value: it may read from a disk that hangs.
+        """
+        if not self._lock.locked():  # a signal after `acquire(blocking=False)` would leave the lock taken
+            with self._lock:
+                self._shrink(kept)
 
-    def clear_unless_busy(self) -> None:
-        """Remove all values, unless a thread, perhaps this one, is computing or using one."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._values.clear()
-            finally:
-                self._lock.release()
+    def clear_unless_busy(self, unwanted: Callable[[Hashable], bool] = lambda key: True) -> None:
+        """Remove the values of some keys, by default all; do nothing if a thread is computing or using a value."""
+        if not self._lock.locked():
+            with self._lock:
+                for key in [key for key in self._values if unwanted(key)]:
+                    del self._values[key]

@@ -81,9 +81,9 @@ def holds_model(digest: str) -> bool:
 
 def remove_model(digest: str) -> None:
     """Drop a model from the cache."""
-    _scorers.remove_matching(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)
+    _scorers.clear_unless_busy(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)
 
 
 def shrink_to_free_memory() -> None:
     """Drop the least recently used models until the rest takes a small share of the free memory of this process."""
-    _scorers.shrink(min(_cache_limit_bytes(), int(_FREE_SHARE * memory.measure_free_memory())))
+    _scorers.shrink_unless_busy(min(_cache_limit_bytes(), int(_FREE_SHARE * memory.measure_free_memory())))

@@ -56,4 +56,4 @@ def read_cached_part(key: Hashable, decode: Callable[[], Array], rows: slice) ->
 
 def clear_chunks() -> None:
     """Clear the cache at the end of a job."""
-    _chunks.remove_matching()
+    _chunks.clear_unless_busy()

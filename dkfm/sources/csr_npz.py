@@ -135,7 +135,7 @@ class NpzSource(CsrRows):
 
 def clear_unpacked() -> None:
     """Clear the cache of unpacked arrays; their disk space is free when their last reader is done."""
-    _unpacked.remove_matching()
+    _unpacked.clear_unless_busy()
 
 
 def _stamp(path: Location, *, include_ctime: bool = False) -> str:

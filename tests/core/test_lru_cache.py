@@ -1,5 +1,7 @@
 """The cache of values that this process used last."""
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +14,9 @@ def test_values_are_computed_once_and_the_least_recently_used_are_removed():
     for key in "aabacdb":
         assert cache.get_or_compute(key, lambda key=key: computed.append(key) or key.upper()) == key.upper()
     assert computed == ["a", "b", "c", "d", "b"]
-    cache.remove_matching(lambda key: key == "b")
+    cache.clear_unless_busy(lambda key: key == "b")
     assert "b" not in cache
-    cache.remove_matching()
+    cache.clear_unless_busy()
     assert len(cache) == 0
 
 
@@ -33,7 +35,7 @@ def test_values_beside_the_one_asked_for_never_take_more_than_may_stay(keys, kep
         value = cache.get_or_compute(key, lambda key=key, others=others: others() <= kept and "x" * key)
         assert value == "x" * key
         assert others() <= kept
-    cache.shrink(3)
+    cache.shrink_unless_busy(3)
     assert sum(map(len, cache._values.values())) <= 3
 
 
@@ -42,6 +44,21 @@ def test_values_are_removed_at_once_or_not_at_all():
     cache.get_or_compute("a", lambda: cache.clear_unless_busy() or 1)
     assert "a" in cache
     cache.clear_unless_busy()
+    assert len(cache) == 0
+
+
+def test_nobody_waits_to_remove_values_while_a_read_hangs():
+    cache, reads, ends = LruCache(2), threading.Event(), threading.Event()
+    cache.get_or_compute("a", lambda: 1)
+    reader = threading.Thread(target=cache.get_or_compute, args=("b", lambda: reads.set() or ends.wait(60)))
+    reader.start()
+    assert reads.wait(60)
+    for remove in (cache.clear_unless_busy, lambda: cache.shrink_unless_busy(0)):
+        remove()
+        assert "a" in cache
+    ends.set()
+    reader.join(60)
+    cache.shrink_unless_busy(0)
     assert len(cache) == 0
 
 

@@ -14,9 +14,9 @@ K = kernels.Gaussian(1.0)
 
 @pytest.fixture(autouse=True)
 def empty_cache():
-    model_cache._scorers.remove_matching()
+    model_cache._scorers.clear_unless_busy()
     yield
-    model_cache._scorers.remove_matching()
+    model_cache._scorers.clear_unless_busy()
 
 
 @pytest.fixture

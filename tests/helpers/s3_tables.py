@@ -15,7 +15,7 @@ def fresh():
     """Make this process one that has read nothing yet."""
     csr_npz.clear_unpacked()
     chunk_cache.clear_chunks()
-    parquet._cached_layouts.remove_matching()
+    parquet._cached_layouts.clear_unless_busy()
     footers.cached_metadata.cache_clear()
 
 

@@ -55,7 +55,7 @@ def test_any_growth_gives_the_rows_in_the_order_in_which_they_came(grown, output
             assert report.rows == rows
             before = rows
             folder.check(output)
-            parquet._cached_layouts.remove_matching()
+            parquet._cached_layouts.clear_unless_busy()
             assert folder.score(output, chunk_rows=None, append=False, id_column="id").scored_chunks == 0
 
 
@@ -76,7 +76,7 @@ def test_what_is_lost_after_files_were_appended_is_made_again_in_their_order(out
     path = folder.root / output / output_store.read_output(folder.root / output).format.file_names(3)[0]
     good = path.read_bytes()
     path.unlink()
-    parquet._cached_layouts.remove_matching()
+    parquet._cached_layouts.clear_unless_busy()
     assert folder.score(output, append=False).scored_chunks == 1
     assert path.read_bytes() == good
     folder.check(output)
@@ -277,7 +277,7 @@ def test_files_that_were_written_to_with_their_times_put_back_are_scored_again(f
     )
     assert path.stat().st_size == status.st_size
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    parquet._cached_layouts.remove_matching()
+    parquet._cached_layouts.clear_unless_busy()
     folder.add(n=5)
     with pytest.warns(DkfmWarning, match="was copied or written to since the chunks"):
         assert folder.score().scored_rows == 40

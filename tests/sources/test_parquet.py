@@ -26,7 +26,7 @@ from helpers.parquet_files import refusal, table, write
 
 def in_another_process(source):
     """A source as a task of a fresh process has it."""
-    parquet._cached_layouts.remove_matching()
+    parquet._cached_layouts.clear_unless_busy()
     return pickle.loads(pickle.dumps(source))
 
 

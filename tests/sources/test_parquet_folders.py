@@ -37,7 +37,7 @@ def test_keys_of_partitions_are_no_columns(partitioned, rows):
 @pytest.mark.parametrize(("key", "values"), [("country", ["de", "de", "fr"]), ("city", ["Bad Honnef", "Ulm", "Lyon"])])
 def test_a_key_of_partitions_may_be_the_ids(key, values, partitioned):
     source = pickle.loads(pickle.dumps(open_source(partitioned, id_column=key)))
-    parquet._cached_layouts.remove_matching()
+    parquet._cached_layouts.clear_unless_busy()
     assert source.columns == ("a", "b", "c")
     expected = np.repeat(values, 100)
     for part in [slice(0, 300), slice(95, 205), slice(10, 11), slice(5, 5)]:
@@ -103,7 +103,7 @@ def test_a_pattern_selects_files_and_folders(pattern, expected, partitioned, row
     source = open_source(f"{partitioned}/{pattern}")
     assert source.name == f"{partitioned}/{pattern}"
     wanted = np.concatenate([rows[100 * n : 100 * (n + 1)] for n in expected])
-    parquet._cached_layouts.remove_matching()
+    parquet._cached_layouts.clear_unless_busy()
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(slice(0, 300)), wanted)
 
 
