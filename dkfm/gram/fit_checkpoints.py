@@ -96,15 +96,18 @@ class Checkpoint:
         if self._folder is None:
             return
         before, files = self._files, {name: self._files[name] for name in kept}
+        is_committing = False
         try:
             for name, array in arrays.items():
                 files[name] = _write_array(self._folder, name, array)
             content = {"identity": self._identity, "numbers": numbers, "arrays": files}
             with local.new_file(self._folder / _STATE, self._folder) as new:
                 new.file.write(json.dumps({"content": content, "sha256": _digest(content)}).encode())
+                is_committing = True
                 new.commit()
         except BaseException:
-            _remove_others(self._folder, before)  # free space, because the disk may be full
+            if not is_committing:  # afterwards either state may be the current one, and the arrays of both stay
+                _remove_others(self._folder, before)  # free space, because the disk may be full
             raise
         self._files = files
         _remove_others(self._folder, files)
@@ -156,11 +159,11 @@ def keep_states_until_end() -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        token = _ends.set(stack)
         try:
+            _ends.set(stack)
             yield
         finally:
-            _ends.reset(token)
+            _ends.set(None)
 
 
 _ends: ContextVar[ExitStack | None] = ContextVar("dkfm_checkpoints", default=None)

@@ -14,6 +14,7 @@ import pytest
 
 from dkfm import kernels
 from dkfm.errors import StoreError, UnsupportedStoreError
+from dkfm.files import local
 from dkfm.gram import fit_checkpoints
 from dkfm.gram.fit_checkpoints import keep_states_until_end, open_checkpoint
 from dkfm.sources.memory import MemorySource
@@ -208,6 +209,28 @@ def test_a_full_disk_is_one_sentence_and_the_state_before_stays(tmp_path, monkey
     assert found(tmp_path)[0] == {"step": 1}
     (folder,) = tmp_path.iterdir()
     assert left(folder) == sorted(["lock", "state.json", next(folder.glob("a-*.npy")).name])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interruption_after_the_rename_of_a_state_leaves_one_that_is_whole(tmp_path, monkeypatch, error):
+    leave_state(tmp_path, ({"step": 1}, {"a": np.zeros(3)}))
+    sync = local.sync_parent_folders
+
+    def interrupt(path, root):
+        if path.name == "state.json":
+            raise error
+        sync(path, root)
+
+    monkeypatch.setattr(local, "sync_parent_folders", interrupt)
+    with pytest.raises((error, StoreError)), opened(tmp_path) as checkpoint:
+        checkpoint.save({"step": 2}, {"b": np.ones(3)}, kept=["a"])
+    monkeypatch.undo()
+    numbers, arrays = found(tmp_path)
+    assert numbers == {"step": 2}
+    assert sorted(arrays) == ["a", "b"]
+    leave_state(tmp_path, ({"step": 3}, {"b": np.ones(2)}))
+    (folder,) = tmp_path.iterdir()
+    assert left(folder) == sorted(["lock", "state.json", next(folder.glob("b-*.npy")).name])
 
 
 def test_a_state_is_of_the_columns_and_the_file_that_were_read(tmp_path):
