@@ -100,7 +100,7 @@ class TemporaryFolder:
             try:
                 self.path.mkdir(mode=0o700)
                 self._record = create_locked_record(self.path)
-            except OSError:
+            except BaseException:
                 del _folders[self.path]
                 with suppress(OSError):
                     (self.path / RECORD_NAME).unlink(missing_ok=True)
@@ -120,10 +120,9 @@ class TemporaryFolder:
                 _remove_open_folder(self.path, descriptor)
             finally:
                 os.close(descriptor)
-        if not self.path.exists():
-            _folders.pop(self.path, None)
-            if self._record is not None:
-                os.close(self._record)
+        if not self.path.exists() and _folders.pop(self.path, None) is not None and self._record is not None:
+            os.close(self._record)
+            self._record = None
 
 
 class TemporarySubfolder:
@@ -173,8 +172,11 @@ def open_temporary_folder(
         folder = TemporaryFolder(kind, within, need=need, what=what, hidden=hidden)
         try:
             yield folder.path
-        finally:
+        except BaseException:
             folder.remove()
+            _folders[folder.path] = folder  # a thread may still write and make it again; the end of the process looks
+            raise
+        folder.remove()
 
 
 def has_temporary_name(path: Path) -> bool:

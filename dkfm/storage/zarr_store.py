@@ -92,6 +92,7 @@ def _replace_store(partial: Path, path: Path, kind: str) -> None:
     try:
         path.rename(aside)
         partial.rename(path)
+        sync_folder(path.parent)  # before the earlier store is removed
     except BaseException as error:  # Ctrl-C too
         if aside.exists() and (partial.exists() or not path.exists()):
             _restore(aside, path, error)

@@ -206,6 +206,16 @@ def test_a_lazy_gram_that_is_given_has_no_name_on_the_disk(temporary, rng):
     np.testing.assert_array_equal(given.compute_gram(None, None), K)
 
 
+def test_a_folder_that_a_thread_makes_again_after_an_interruption_goes_at_the_end(tmp_path):
+    with pytest.raises(KeyboardInterrupt), scratch.open_temporary_folder("partial", tmp_path) as folder:
+        raise KeyboardInterrupt
+    assert left(tmp_path) == []
+    (folder / "model").mkdir(parents=True)
+    scratch.remove_all_folders()
+    assert left(tmp_path) == []
+    assert folder not in scratch._folders
+
+
 def told(folder, **changes):
     """Make a temporary folder of this process whose record tells something else, and let its lock go."""
     made = scratch.TemporaryFolder("gram", folder)

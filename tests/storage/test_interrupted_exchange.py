@@ -48,6 +48,15 @@ def test_an_interruption_at_any_rename_leaves_a_store_at_the_path(tmp_path, monk
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_renames_are_on_the_disk_before_the_earlier_store_goes(tmp_path, monkeypatch):
+    put(tmp_path / "store", "old")
+    steps, sync, remove = [], zarr_store.sync_folder, zarr_store._remove_renamed_store
+    monkeypatch.setattr(zarr_store, "sync_folder", lambda path: steps.append(path.name) or sync(path))
+    monkeypatch.setattr(zarr_store, "_remove_renamed_store", lambda *given: steps.append("removed") or remove(*given))
+    put(tmp_path / "store", "new", overwrite=True)
+    assert steps[-3:] == [tmp_path.name, "removed", tmp_path.name]
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("late", [False, True])
 def test_an_interrupted_removal_leaves_the_store_or_nothing(tmp_path, monkeypatch, number, late):
