@@ -39,7 +39,10 @@ _GATHER_TIMEOUT = 15
 """Seconds to wait for a result of a few bytes to arrive from its worker."""
 
 _SILENCE_LIMIT = 20
-"""Seconds without a heartbeat after which copies of a worker's tasks start on other workers."""
+"""Seconds without a heartbeat after which copies of a worker's tasks start on other workers of a small cluster."""
+
+_WORKERS_PER_HEARTBEAT_SECOND = 200
+"""Workers of a large cluster for each second between two heartbeats of one, as `distributed` chooses that time."""
 
 _MAX_ALLOWED_WORKERS = 16
 """Largest number of workers that are listed as allowed for a task if the cluster has an unfit worker."""
@@ -233,7 +236,8 @@ class ClientExecutor:
             return ExecutorHealth(answers=False)
         now = time.monotonic()
         self._heartbeats = {a: self._get_dated_heartbeat(a, fact["last_seen"], now) for a, fact in facts.items()}
-        silent = tuple(address for address, (_, since) in self._heartbeats.items() if now - since > _SILENCE_LIMIT)
+        limit = max(_SILENCE_LIMIT, 3 * (1 + len(facts) / _WORKERS_PER_HEARTBEAT_SECOND))
+        silent = tuple(address for address, (_, since) in self._heartbeats.items() if now - since > limit)
         paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
         running = tuple(a for a in facts if a not in paused and a not in silent and a not in self._unfit)
         self._fit = running or tuple(address for address in self._fit if address not in self._unfit)

@@ -230,6 +230,9 @@ class _Run(Generic[R]):
 
     def _check_health(self) -> None:
         """Start copies of stuck tasks on other workers; raise a StalledError after too long a silence."""
+        unseen = time.monotonic() - self._last_check
+        if unseen > 2 * _HEALTH_INTERVAL:  # this process was stopped, or `finish` took long
+            self._last_result += unseen
         health = self._executor.update_health()
         self._last_check = time.monotonic()
         for number in {key[1] for key in health.stuck_tasks}:

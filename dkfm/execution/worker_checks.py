@@ -17,7 +17,7 @@ from dkfm.core.display.quantities import format_megabytes
 from dkfm.errors import ClusterError, DkfmError, StoreError, UnfitWorkerError, extract_reason, warn_caller
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import describe_blas_architectures, describe_blas_libraries, measure_task_blas_threads
-from dkfm.execution.clusters.current_client import fetch_workers, worker_address
+from dkfm.execution.clusters.current_client import wait_for_workers, worker_address
 from dkfm.execution.executors import Executor
 from dkfm.sources.base import Source
 from dkfm.storage.output_files import OutputLocation
@@ -110,9 +110,7 @@ def find_unfit_workers(client: "Client", requirements: WorkerRequirements) -> li
     DkfmWarning
         Workers have different BLAS libraries, or the same library for different processors.
     """
-    workers = fetch_workers(client)
-    if workers is None:
-        raise ClusterError("The scheduler does not answer; is it still there?")
+    workers = wait_for_workers(client)
     answers = _ask_workers(client, list(workers), requirements)
     blas: dict[str, list[str]] = {}
     unfit: list[UnfitWorkerError] = []

@@ -253,10 +253,57 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
     assert executor.update_health().stuck_tasks == ()
 
 
-def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):
+def test_heartbeats_of_a_large_cluster_come_less_often(monkeypatch):
+    client, clock = Client(), itertools.count(step=15)
+    monkeypatch.setattr(executors.time, "monotonic", lambda: float(next(clock)))
+    facts = {str(i): {"last_seen": 1, "status": "running", "nthreads": 1} for i in range(4000)}
+    monkeypatch.setattr(executors, "fetch_workers", lambda client: facts)
+    monkeypatch.setattr(executors, "wait_for_workers", lambda client: None)
+    monkeypatch.setattr(executors, "ask_scheduler", lambda *_, workers: {})
+    executor = executors.ClientExecutor(client)
+    silent = [len(executor.update_health().silent_addresses) for _ in range(5)]
+    assert silent == [0, 0, 0, 0, 4000]
+
+
+def test_a_scheduler_that_does_not_answer_is_told(monkeypatch):
     monkeypatch.setattr(clusters, "fetch_workers", lambda client: None)
+    monkeypatch.setattr(clusters.time, "sleep", lambda seconds: None)
     with pytest.raises(ClusterError, match="does not answer"):
         executors.ClientExecutor(Client())
+
+
+def test_a_late_answer_of_the_scheduler_does_not_end_a_wait_for_workers(monkeypatch):
+    answers, facts = iter([None, None]), {"a": {"nthreads": 1}}
+    monkeypatch.setattr(clusters, "fetch_workers", lambda client: next(answers, facts))
+    monkeypatch.setattr(clusters.time, "sleep", lambda seconds: None)
+    assert clusters.wait_for_workers(Client(), 3600) == facts
+
+
+@pytest.mark.parametrize(("status", "message"), [("closed", "client is closed"), ("connecting", "does not answer")])
+def test_a_client_without_a_scheduler_is_told_at_once(monkeypatch, status, message):
+    monkeypatch.setattr(clusters.time, "sleep", None)
+    client = Client()
+    client.status = status
+    with pytest.raises(ClusterError, match=message):
+        clusters.wait_for_workers(client)
+
+
+def test_a_process_that_was_stopped_is_not_taken_for_stalled(monkeypatch):
+    now, pauses = [0.0], iter([1000.0] * 3)
+
+    def wait_for_task(timeout):
+        now[0] += timeout
+        return executor.waiting.popleft() if now[0] > 5_000 else None
+
+    def stop():
+        now[0] += next(pauses, 0)
+
+    monkeypatch.setattr(task_runner.time, "monotonic", lambda: now[0])
+    executor = Scripted(lambda number, copy: number)
+    executor.wait_for_task = wait_for_task
+    with pytest.raises(StalledError, match="No task finished for 60 seconds"):
+        go(executor, 1, on_idle=stop, stall_seconds=60)
+    assert next(pauses, None) is None
 
 
 def test_a_task_that_waits_for_a_result_starts_after_it():

@@ -3,6 +3,7 @@
 import json
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -179,6 +180,12 @@ def test_arguments_that_are_none_are_one_sentence(made, tmp_path):
         (made / "rows.npy", "out", {"output": 5}, "output must name each output once, and is 5"),
         (made / "rows.npy", "out", {"columns": 5}, "columns must be a list of names, and is 5"),
         (made / "rows.npy", "out", {"client": "x"}, "client must be a Client of distributed, and is 'x'"),
+        (
+            made / "rows.npy",
+            "out",
+            {"client": SimpleNamespace(asynchronous=False)},
+            "client must be a Client",
+        ),  # a cluster
         *((made / "rows.npy", "out", {"stall_timeout": wrong}, "stall_timeout") for wrong in (-1, "5", None, np.nan)),
         (made / "rows.npy", "out", {"id_column": "id"}, "is neither"),
         (made / "rows.npy", "out.parquet", {"id_column": "id"}, "is neither"),

@@ -28,7 +28,7 @@ _OLDEST_DASK = (2025, 2)
 
 def find_client(client: "Client | None") -> "Client | None":
     """Return the given client, else Dask's current client; None inside a worker, which computes in its own process."""
-    if client is not None and not hasattr(client, "asynchronous"):
+    if client is not None and not (hasattr(client, "asynchronous") and hasattr(client, "submit")):  # as a LocalCluster
         raise InvalidInputError(f"client must be a Client of distributed, and is {client!r:.100}.")
     if client is not None or "distributed" not in sys.modules or is_inside_worker():
         return client
@@ -105,16 +105,19 @@ def wait_for_workers(
     Raises
     ------
     ClusterError
-        No worker comes, or the scheduler does not answer.
+        No worker comes, the scheduler does not answer, or the client is closed.
     """
     limit = WORKER_TIMEOUT if seconds is None else seconds
     start, request, is_announced = time.monotonic(), None, False
     while not (facts := fetch_workers(client)):
-        if facts is None:
-            raise ClusterError("The scheduler does not answer; is it still there?")
-        # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
-        request = request or client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}")
         waited = time.monotonic() - start
+        if client.status == "closed":
+            raise ClusterError("This client is closed; open another one: Client(...).")
+        if facts is None and (client.status != "running" or waited > limit):
+            raise ClusterError("The scheduler does not answer; is it still there?")
+        if facts is not None:
+            # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
+            request = request or client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}")
         if waited > limit:
             remedy = "start one" if seconds is None else "start one, or wait longer (--wait-for-workers),"
             raise ClusterError(f"No worker of {name} has come in {limit:g} seconds; {remedy} and try again.")
