@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
-from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
+from threadpoolctl import LibController, OpenBLASController, ThreadpoolController
 
 from dkfm.execution.clusters.current_client import is_inside_worker, nanny_local_directory
 from dkfm.kernels.pairwise import columnwise_sums
@@ -28,8 +28,8 @@ turn, and below this size it loses more time by busy-waiting threads than a seco
 """
 
 _blas_lock = threading.Lock()
-_limits: list[threadpool_limits] = []
-"""Limits in force, the latest last. Each holds the numbers of threads before it."""
+_limits: list[list[tuple[LibController, int]]] = []
+"""Libraries of each limit in force, the latest last, with the numbers of threads before it."""
 _n_users_of_limit = 0
 _limits_reach_scipy = False
 
@@ -55,20 +55,20 @@ def single_blas_thread(uses_scipy: bool = True) -> Iterator[None]:
 @contextmanager
 def _shared_thread_limit(uses_scipy: bool) -> Iterator[None]:
     global _n_users_of_limit, _limits_reach_scipy  # noqa: PLW0603  # BLAS has one limit for the process
-    with _blas_lock:
-        if _n_users_of_limit == 0 or (uses_scipy and not _limits_reach_scipy):
-            _limits.append(_set_one_thread(uses_scipy))
-            _limits_reach_scipy = uses_scipy
-        _n_users_of_limit += 1
+    is_counted = False
     try:
+        with _blas_lock:
+            if _n_users_of_limit == 0 or (uses_scipy and not _limits_reach_scipy):
+                _set_one_thread(uses_scipy)
+                _limits_reach_scipy = uses_scipy
+            _n_users_of_limit += 1
+            is_counted = True
         yield
     finally:
         with _blas_lock:
-            _n_users_of_limit -= 1
+            _n_users_of_limit -= is_counted
             if _n_users_of_limit == 0:
-                with _clear_controlling_thread():
-                    while _limits:  # the first limit holds the original numbers of threads
-                        _limits.pop().restore_original_limits()
+                _restore_threads()
 
 
 def single_blas_thread_in_worker() -> AbstractContextManager[None]:
@@ -117,12 +117,23 @@ def _set_compile_cache_folder() -> None:
         columnwise_sums.set_compile_cache(folder)
 
 
-def _set_one_thread(uses_scipy: bool) -> threadpool_limits:
+def _set_one_thread(uses_scipy: bool) -> None:
     if uses_scipy:
         import scipy.linalg  # noqa: F401
 
     with _clear_controlling_thread():
-        return _find_blas_libraries(len(sys.modules)).limit(limits=1)
+        libraries = _find_blas_libraries(len(sys.modules)).lib_controllers
+        _limits.append([(library, library.num_threads) for library in libraries])  # first: an interruption may follow
+        for library in libraries:
+            library.set_num_threads(1)
+
+
+def _restore_threads() -> None:
+    with _clear_controlling_thread():
+        while _limits:  # the first limit holds the original numbers of threads
+            for library, count in _limits[-1]:
+                library.set_num_threads(count)
+            _limits.pop()
 
 
 @lru_cache(maxsize=1)

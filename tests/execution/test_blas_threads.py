@@ -1,8 +1,10 @@
 """The number of BLAS threads inside fits."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
 from dkfm.execution import blas_threads
@@ -31,3 +33,27 @@ def test_a_fit_of_few_rows_has_one_blas_thread(estimator, n, threads, monkeypatc
         after = {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
     assert kernel.threads == threads
     assert after == {2}
+
+
+def blas_numbers():
+    return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_an_interruption_as_a_limit_is_set_or_lifted_does_not_outlast_the_next_job(number, monkeypatch):
+    with threadpool_limits(2, user_api="blas"):
+        before, calls, set_number = blas_numbers(), [], OpenBLASController.set_num_threads
+
+        def interrupted(library, count):
+            set_number(library, count)
+            calls.append(count)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(OpenBLASController, "set_num_threads", interrupted)
+            with blas_threads.single_blas_thread():
+                assert set(blas_numbers()) == {1}
+        with blas_threads.single_blas_thread():
+            assert set(blas_numbers()) == {1}
+        assert blas_numbers() == before
