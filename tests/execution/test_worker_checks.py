@@ -171,7 +171,7 @@ def _of_another_version(site):
 def test_workers_that_join_unfit_are_left_aside_and_told_of(tmp_path):
     job = harness.Job.made(tmp_path)
     with harness.Site(tmp_path / "site", workers=1) as site:
-        (first,) = _workers(site)
+        first = _wait_for_first_worker(site)
         command = job.command(tmp_path / "out", "--scheduler", site.address)
         command = [word for word in command if word not in ("-W", "error")]
         driver = subprocess.Popen(
@@ -229,7 +229,7 @@ def test_a_scheduler_that_goes_while_workers_are_asked_is_one_sentence(tmp_path)
 def test_a_worker_that_is_unfit_at_the_start_is_left_aside_and_told_of(tmp_path):
     job = harness.Job.made(tmp_path, rows=4000)
     with harness.Site(tmp_path / "site", workers=1) as site:
-        (first,) = _workers(site)
+        first = _wait_for_first_worker(site)
         _of_another_version(site)
         harness.wait_for(lambda: len(_workers(site)) == 2, "the second worker")
         command = [word for word in job.command(tmp_path / "out", "--scheduler", site.address) if word != "-W"]
@@ -240,6 +240,12 @@ def test_a_worker_that_is_unfit_at_the_start_is_left_aside_and_told_of(tmp_path)
     assert "has numpy 9.9, and the driver" in done.stderr
     assert {receipt.worker for receipt in receipts.read_receipts(LocalOutput(tmp_path / "out"))} == {first}
     job.settle(tmp_path / "out")
+
+
+def _wait_for_first_worker(site):
+    harness.wait_for(lambda: len(_workers(site)) == 1, "the first worker")
+    (worker,) = _workers(site)
+    return worker
 
 
 def _workers(site):

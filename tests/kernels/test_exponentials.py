@@ -171,3 +171,16 @@ def test_numpys_own_report_decides_and_numba_is_not_imported(compiled, monkeypat
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", " ".join(without))
     told = subprocess.check_output([sys.executable, "-W", "ignore", "-c", CHOICE], text=True)
     assert told.split() == ["True", "False"]
+
+
+def test_threads_compile_in_turn(monkeypatch):
+    pytest.importorskip("llvmlite", reason="the extra fast is not installed; .ci/run has it")
+    from dkfm.kernels.pairwise import exponential_llvm, llvm_compiler
+
+    build, held = exponential_llvm._build_module, []
+    monkeypatch.setattr(
+        exponential_llvm, "_build_module", lambda: held.append(llvm_compiler._compiling.locked()) or build()
+    )
+    exponential_llvm.compile_exponential()(np.zeros(3))
+    assert held == [True]
+    assert not llvm_compiler._compiling.locked()

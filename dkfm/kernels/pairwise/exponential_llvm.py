@@ -47,7 +47,7 @@ def compile_exponential() -> Callable[[Array], None]:
     Those that float64 cannot hold are infinite, without a warning.
     """
     types = ctypes.c_void_p, ctypes.c_int64
-    return partial(_exponentiate_in_place, compile_function(_build_module(), "exponentials", types, _PROCESSOR))
+    return partial(_exponentiate_in_place, compile_function(_build_module, "exponentials", types, _PROCESSOR))
 
 
 def _exponentiate_in_place(function: Callable[[int, int], None], values: Array) -> None:

@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -16,18 +17,29 @@ COUNT = ir.IntType(64)
 """The type of counts and of indices."""
 
 
-def compile_function(module: ir.Module, name: str, types: tuple[type, ...], processor: str) -> Callable[..., None]:
-    """Return a function of a module, which returns nothing and runs without the GIL.
+_compiling = Lock()
+"""Held while a module is written and compiled, because llvmlite fills tables of its own without a lock."""
+
+
+def compile_function(
+    build_module: Callable[[], ir.Module], name: str, types: tuple[type, ...], processor: str
+) -> Callable[..., None]:
+    """Return a function of a module, which returns nothing and runs without the GIL; threads compile in turn.
 
     `types` are those of its arguments in `ctypes`. `processor` is a name of LLVM's, or "" for the one of this machine.
     """
+    with _compiling:
+        return _compile(str(build_module()), name, types, processor)
+
+
+def _compile(code: str, name: str, types: tuple[type, ...], processor: str) -> Callable[..., None]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = "" if processor else _list_features()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=processor or llvm.get_host_cpu_name(), features=features, opt=2, jit=True
     )
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), machine)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
     engine.finalize_object()
     function = ctypes.CFUNCTYPE(None, *types)(engine.get_function_address(name))
     return partial(_call, engine, function)

@@ -5,7 +5,7 @@ The sums are bitwise equal to SciPy's if SciPy's compiler rounds each operation,
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from llvmlite import ir
@@ -65,7 +65,7 @@ class CompiledSquares:
 def _compile(d: int, single: bool, weighted: bool) -> Callable[..., None]:
     """Return the function for d columns."""
     types = (ctypes.c_void_p,) * 4 + (ctypes.c_int64,) * 3
-    return compile_function(_build_module(d, single, weighted), "squares", types, processor="")
+    return compile_function(partial(_build_module, d, single, weighted), "squares", types, processor="")
 
 
 def _build_module(d: int, single: bool, weighted: bool) -> ir.Module:
