@@ -57,12 +57,16 @@ def column_labels(X: object) -> list[Any] | None:
 
 
 def require_rows_container(X: object) -> None:
-    """Raise an InvalidInputError if X is an xarray Dataset or a polars LazyFrame, which are no rows of values yet."""
+    """Raise an InvalidInputError if X is a Dataset of xarray, a LazyFrame, or a Bag or Delayed of dask: no rows yet."""
     kind = type(X)  # a column of a pandas data frame is an attribute of X, and not of its type
     if hasattr(kind, "data_vars") and hasattr(kind, "coords"):
         raise InvalidInputError('A Dataset of xarray holds several variables; select one, as in dataset["name"].')
     if hasattr(kind, "collect") and hasattr(kind, "collect_schema"):
         raise InvalidInputError("A LazyFrame of polars is a query and holds no rows yet; call its collect() first.")
+    if hasattr(kind, "__dask_graph__") and not hasattr(kind, "shape"):
+        raise InvalidInputError(
+            "Of dask's collections only arrays and data frames hold rows; call the compute() of another one first."
+        )
 
 
 def require_no_path(X: object, name: str = "X") -> None:

@@ -57,7 +57,7 @@ class ScoreReport:
     seconds : float
         Seconds that this run took.
     retries : int
-        Tasks that were started again.
+        Tasks that dkfm started again. Dask itself starts the tasks of a worker that died again, which are not counted.
     duplicates : int
         Chunks whose files another task had already written; they were not written twice.
     slowest : tuple of SlowChunk

@@ -161,6 +161,8 @@ def _read_values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
     try:
         return as_rows_allow_nonfinite(frame, name)
     except InvalidInputError:
+        if not len(frame):  # type: ignore[arg-type]  # every data frame has a length
+            raise
         for column in columns:
             try:
                 as_rows_allow_nonfinite(select_columns(frame, [column]), name)

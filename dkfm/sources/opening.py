@@ -76,9 +76,9 @@ def open_source(
 
 
 def _find_local_zarr_path(data: object) -> Path | None:
-    """Return the path of a zarr.Array on this file system; None if data are something else."""
-    array = getattr(sys.modules.get("zarr"), "Array", None)  # a caller with an array has imported Zarr
-    if array is None or not isinstance(data, array) or not hasattr(data.store, "root"):
+    """Return the path of a zarr.Array or zarr.Group on this file system; None if data are something else."""
+    zarr = sys.modules.get("zarr")  # a caller with an array has imported it
+    if zarr is None or not isinstance(data, zarr.Array | zarr.Group) or not hasattr(data.store, "root"):
         return None
     return Path(str(data.store.root)) / str(data.path)
 

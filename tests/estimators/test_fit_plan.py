@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.kernel_ridge import KernelRidge as Theirs
 
 import dkfm
 from dkfm import kernels
@@ -98,7 +99,7 @@ def test_any_form_of_rows_has_the_same_plan(rng, tmp_path):
     }
     with pytest.raises(InvalidInputError, match="two dimensions of known lengths"):
         dkfm.plan_fit(pca_, X[0])
-    with pytest.raises(InvalidInputError, match="takes one of ExactFeatureMap"):
+    with pytest.raises(InvalidInputError, match="takes one of dkfm's ExactFeatureMap"):
         dkfm.plan_fit(GAUSSIAN, X)
     with pytest.raises(InvalidInputError, match="is not known before it is computed"):
         dkfm.plan_fit(pca_, dd.from_pandas(pd.DataFrame(X), npartitions=2))
@@ -128,6 +129,7 @@ def test_the_plan_of_a_fit_in_the_features_of_a_map(rng, tmp_path, client):
     assert lazy.disk_bytes == 8 * 500 * 3 + many.disk_bytes
     for estimator, rows, feature_map, message in [
         (dkfm.ExactFeatureMap(GAUSSIAN), X, phi, "ExactFeatureMap is not fitted in the features of a map"),
+        (Theirs(), X, None, "plan_fit takes one of dkfm's ExactFeatureMap, .* and got KernelRidge"),
         (dkfm.KernelPCA(2), X[:, :2], phi, "X has 2 columns and the map was fitted with 3"),
         (dkfm.KernelPCA(2), X, "map", "feature_map must be an ExactFeatureMap"),
         (dkfm.KernelPCA(0), X, phi, "n_components must be a positive integer"),

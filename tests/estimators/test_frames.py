@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
+from dask import bag
 from sklearn.linear_model import Ridge
 
 import dkfm
@@ -60,6 +62,8 @@ def test_a_frame_of_float32_gives_a_model_of_float32(kind):
 REFUSED = {
     "data set": (xr.Dataset({"a": ("row", ROWS[:, 0])}), "^A Dataset of xarray .* select one"),
     "lazy data set": (xr.Dataset({"a": ("row", ROWS[:, 0])}).chunk(), "^A Dataset of xarray .* select one"),
+    "delayed": (dask.delayed(ROWS), r"^Of dask's collections only .* compute\(\)"),
+    "bag": (bag.from_sequence([1, 2], npartitions=1), r"^Of dask's collections only .* compute\(\)"),
     "lazy frame": (pl.DataFrame({"a": ROWS[:, 0]}).lazy(), r"^A LazyFrame of polars .* collect\(\)"),
 }
 CALLS = {

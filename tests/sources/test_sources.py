@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 
@@ -81,6 +82,21 @@ def test_what_is_not_a_source_is_refused_in_one_sentence(tmp_path, rows):
         (tmp_path / name / "x.csv").write_text("1,2\n")
         with pytest.raises(InvalidInputError, match="is neither a"):
             open_source(tmp_path / name)
+
+
+def test_a_group_of_zarr_is_refused_as_its_path_is(tmp_path, rows):
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    for name in ("rows", "others"):
+        group.create_array(name, data=rows)
+    for data in (group, tmp_path / "x.zarr"):
+        with pytest.raises(InvalidInputError, match=r"x\.zarr is a group; name one of its arrays"):
+            open_source(data)
+
+
+def test_a_frame_without_rows_is_refused_as_one(rows):
+    frame = pd.DataFrame(rows[:0, :2], columns=["a", "b"])
+    with pytest.raises(InvalidInputError, match=r"^source needs at least one row"):
+        open_source(frame, "source")
 
 
 def test_an_unknown_codec_of_a_source_is_refused_before_it_is_opened(tmp_path, rows):

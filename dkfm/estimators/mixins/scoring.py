@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm.core.argument_checks import require_flags
+from dkfm.core.display.quantities import format_names
 from dkfm.core.frames import column_names, convert_container, is_dask_array, is_dask_collection
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
@@ -100,9 +101,7 @@ class ScoringMixin(HtmlDisplayMixin):
         frame, names = cast("dd.DataFrame", X), getattr(self, "feature_names_in_", None)
         missing = [] if names is None else [name for name in names if name not in frame.columns]
         if missing:
-            raise InvalidInputError(
-                f"The data frame lacks {missing[0]!r}, which fit saw ({len(missing)} such columns)."
-            )
+            raise InvalidInputError(f"The data frame lacks {format_names(missing)}, which fit saw.")
         n_columns, d = len(frame.columns), self.model_.n_features_in
         if names is None and n_columns != d:
             raise InvalidInputError(f"The data frame has {n_columns} columns and the model was fitted with {d}.")

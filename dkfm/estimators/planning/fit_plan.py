@@ -106,9 +106,10 @@ def plan_fit(
     >>> plan.memory_bytes < dkfm.plan_fit(dkfm.KernelPCA(), (4000, 50)).memory_bytes
     True
     """
-    name = next((base.__name__ for base in type(estimator).__mro__ if base.__name__ in _PLANNERS), None)
+    ours = [base for base in type(estimator).__mro__ if base.__module__.startswith("dkfm.")]
+    name = next((base.__name__ for base in ours if base.__name__ in _PLANNERS), None)
     if name is None:
-        raise InvalidInputError(f"plan_fit takes one of {', '.join(_PLANNERS)}, and got {estimator!r:.100}.")
+        raise InvalidInputError(f"plan_fit takes one of dkfm's {', '.join(_PLANNERS)}, and got {estimator!r:.100}.")
     fitted_names = getattr(feature_map, "feature_names_in_", None) if is_stored(X) else None
     n, width, d = _read_rows_columns_and_values_per_row(X, columns, id_column, fitted_names)
     if feature_map is not None:
