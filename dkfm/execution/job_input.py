@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,9 +109,10 @@ def ensure_rows_on_disk(rows: Source, client: "Client | None") -> Iterator[Sourc
         if isinstance(rows, FrameSource) and rows.id_column is not None:
             with translate_write_errors(folder):
                 rows.write_parquet(folder / "rows.parquet")
-            yield open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
-            return
-        yield write_rows(array, folder / "rows")
+            copy: Any = open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
+        else:
+            copy = write_rows(array, folder / "rows")
+        yield replace(copy, given_name=rows.name)
 
 
 def write_rows(rows: Rows, path: Path) -> Source:

@@ -4,7 +4,7 @@ A source on disk is a small value: it is serialized with a task, and opens its f
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -86,11 +86,13 @@ class _Located:
 
     location: Location
     shape: tuple[int, int]
+    given_name: str = field(default="", compare=False, kw_only=True)
+    """Name in messages, of a copy of what the user gave; empty if the location was given."""
 
     @property
     def name(self) -> str:
-        """Path, or URL without credentials."""
-        return str(self.location)
+        """The given name, or the path, or the URL without credentials."""
+        return self.given_name or str(self.location)
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are read directly into the result."""

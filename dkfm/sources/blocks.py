@@ -49,17 +49,10 @@ class BlockRows(DenseRows):
 
     location: Path
     _: KW_ONLY
-    given_name: str
-    """Name in messages."""
     first_rows: tuple[int, ...]
     """First row of each block, and at the end the number of all rows."""
     content_digest: str
     """Digest of all values and ids, which identifies the input when it is computed again."""
-
-    @property
-    def name(self) -> str:
-        """Name of the collection."""
-        return self.given_name
 
     def stamp(self, *, include_ctime: bool = False) -> str:  # only this job writes the folder
         """Return the digest of all values; raise an InvalidInputError if this process does not see the folder."""

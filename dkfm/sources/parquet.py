@@ -106,8 +106,8 @@ class ParquetSource(DenseRows):
 
     @property
     def name(self) -> str:
-        """Path or pattern, or URL without credentials."""
-        return str(self.table_files)
+        """The given name, or the path or pattern, or the URL without credentials."""
+        return self.given_name or str(self.table_files)
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes that Arrow holds of one row group, whatever the number of chunks."""
@@ -135,7 +135,7 @@ class ParquetSource(DenseRows):
         """Return the name of the file that contains a row, and the row number in that file."""
         table = self._layout
         group = table.find_group(row)
-        return str(table.group_file(group)), row - table.file_first_row(group)
+        return self.given_name or str(table.group_file(group)), row - table.file_first_row(group)
 
     def read(self, rows: slice) -> Array:
         """Return some rows; cache a row group that is read in part."""

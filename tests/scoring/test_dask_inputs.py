@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from scipy.sparse import csr_array
 
 import dkfm
 from dkfm import kernels
@@ -184,6 +185,15 @@ def test_rows_that_are_not_finite_are_named_by_their_number_in_the_collection(pc
     X[250, 2] = np.nan
     with pytest.raises(InvalidInputError, match="source must be finite, and row 250 contains"):
         score(pca, da.from_array(X, chunks=(100, 4)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("convert", [pd.DataFrame.to_numpy, csr_array, pd.DataFrame.copy, pd.DataFrame.reset_index])
+def test_rows_in_memory_that_workers_read_from_a_copy_keep_their_name(convert, client, pca, frame, tmp_path):
+    frame.loc[30, "a"] = np.inf
+    given = convert(frame[NAMES])
+    ids = {"id_column": "index"} if "index" in getattr(given, "columns", ()) else {}
+    with pytest.raises(InvalidInputError, match=r"^source must be finite, and row 30 "):
+        dkfm.batch_score(pca, given, tmp_path / "out.parquet", client=client, progress=False, **ids)
 
 
 def test_a_dataset_is_refused(pca, frame, tmp_path):
