@@ -77,8 +77,9 @@ def open_source(
 
 def _find_local_zarr_path(data: object) -> Path | None:
     """Return the path of a zarr.Array or zarr.Group on this file system; None if data are something else."""
-    zarr = sys.modules.get("zarr")  # a caller with an array has imported it
-    if zarr is None or not isinstance(data, zarr.Array | zarr.Group) or not hasattr(data.store, "root"):
+    zarr = sys.modules.get("zarr")  # a caller with an array has imported it; another thread may be at it
+    kinds = tuple(getattr(zarr, name) for name in ("Array", "Group") if hasattr(zarr, name))
+    if not isinstance(data, kinds) or not hasattr(data.store, "root"):
         return None
     return Path(str(data.store.root)) / str(data.path)
 
