@@ -57,12 +57,14 @@ def column_labels(X: object) -> list[Any] | None:
 
 
 def require_rows_container(X: object) -> None:
-    """Raise an InvalidInputError if X is a Dataset of xarray, a LazyFrame, or a Bag or Delayed of dask: no rows yet."""
+    """Raise an InvalidInputError if X is no rows yet: a Dataset of xarray, a LazyFrame, a group of Zarr, a Bag."""
     kind = type(X)  # a column of a pandas data frame is an attribute of X, and not of its type
     if hasattr(kind, "data_vars") and hasattr(kind, "coords"):
         raise InvalidInputError('A Dataset of xarray holds several variables; select one, as in dataset["name"].')
     if hasattr(kind, "collect") and hasattr(kind, "collect_schema"):
         raise InvalidInputError("A LazyFrame of polars is a query and holds no rows yet; call its collect() first.")
+    if hasattr(kind, "group_keys") and hasattr(kind, "create_array"):
+        raise InvalidInputError('A group of Zarr holds several arrays; select one, as in group["name"].')
     if hasattr(kind, "__dask_graph__") and not hasattr(kind, "shape"):
         raise InvalidInputError(
             "Of dask's collections only arrays and data frames hold rows; call the compute() of another one first."
@@ -90,8 +92,10 @@ def require_no_times(X: object, name: str) -> None:
     """Raise an InvalidInputError if X has dates or times, which a conversion may take as numbers."""
     _require_frame_without_times(X, name)
     values = np.asarray(X)
-    times = np.datetime64, np.timedelta64, date, timedelta  # a datetime is a date
-    if values.dtype.kind in "mM" or (values.dtype == object and any(isinstance(one, times) for one in values.flat)):
+    kinds = {values.dtype.type} if values.dtype != object else set(map(type, values.flat))
+    if any(
+        issubclass(kind, (np.datetime64, np.timedelta64, date, timedelta)) for kind in kinds
+    ):  # a datetime is a date
         raise InvalidInputError(f"{name} must hold real numbers, and has dates or times.")
 
 

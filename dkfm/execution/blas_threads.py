@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, lru_cache
 from typing import Any
 
@@ -30,7 +30,8 @@ turn, and below this size it loses more time by busy-waiting threads than a seco
 _blas_lock = threading.Lock()
 _limits: list[list[tuple[LibController, int]]] = []
 """Libraries of each limit in force, the latest last, with the numbers of threads before it."""
-_n_users_of_limit = 0
+_users_of_limit: list[object] = []
+"""A token for each user of the limit. A list, because removing one needs no lock, for which a user might wait."""
 _limits_reach_scipy = False
 
 
@@ -54,20 +55,23 @@ def single_blas_thread(uses_scipy: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _shared_thread_limit(uses_scipy: bool) -> Iterator[None]:
-    global _n_users_of_limit, _limits_reach_scipy  # noqa: PLW0603  # BLAS has one limit for the process
-    is_counted = False
+    global _limits_reach_scipy  # noqa: PLW0603  # BLAS has one limit for the process
+    if uses_scipy:
+        import scipy.linalg  # noqa: F401
+
+    user = object()
     try:
         with _blas_lock:
-            if _n_users_of_limit == 0 or (uses_scipy and not _limits_reach_scipy):
-                _set_one_thread(uses_scipy)
+            if not _users_of_limit or (uses_scipy and not _limits_reach_scipy):
+                _set_one_thread()
                 _limits_reach_scipy = uses_scipy
-            _n_users_of_limit += 1
-            is_counted = True
+            _users_of_limit.append(user)
         yield
     finally:
+        with suppress(ValueError):  # it was interrupted before
+            _users_of_limit.remove(user)
         with _blas_lock:
-            _n_users_of_limit -= is_counted
-            if _n_users_of_limit == 0:
+            if not _users_of_limit:
                 _restore_threads()
 
 
@@ -117,10 +121,7 @@ def _set_compile_cache_folder() -> None:
         columnwise_sums.set_compile_cache(folder)
 
 
-def _set_one_thread(uses_scipy: bool) -> None:
-    if uses_scipy:
-        import scipy.linalg  # noqa: F401
-
+def _set_one_thread() -> None:
     with _clear_controlling_thread():
         libraries = _find_blas_libraries(len(sys.modules)).lib_controllers
         _limits.append([(library, library.num_threads) for library in libraries])  # first: an interruption may follow

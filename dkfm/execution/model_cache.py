@@ -80,10 +80,13 @@ def holds_model(digest: str) -> bool:
 
 
 def remove_model(digest: str) -> None:
-    """Drop a model from the cache."""
+    """Drop a model from the cache, unless a thread is reading or using one."""
     _scorers.clear_unless_busy(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)
 
 
 def shrink_to_free_memory() -> None:
-    """Drop the least recently used models until the rest takes a small share of the free memory of this process."""
+    """Drop the least recently used models until the rest takes a small share of the free memory of this process.
+
+    Drop none if a thread is reading or using one.
+    """
     _scorers.shrink_unless_busy(min(_cache_limit_bytes(), int(_FREE_SHARE * memory.measure_free_memory())))

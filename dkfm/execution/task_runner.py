@@ -189,13 +189,22 @@ class _Run(Generic[R]):
                 self._start(number)
             if not self._open:
                 return is_waiting
-            finished = self._executor.wait_for_task(_IDLE_AFTER)
+            finished = self._wait_for_task()
             if finished is None:
                 self._idle()
             else:
                 self._handle(finished)
             if time.monotonic() - self._last_check > _HEALTH_INTERVAL:
                 self._check_health()
+
+    def _wait_for_task(self) -> FinishedTask | None:
+        """Return the next task that finishes; while this process is stopped, no time counts as without a result."""
+        start = time.monotonic()
+        finished = self._executor.wait_for_task(_IDLE_AFTER)
+        waited = time.monotonic() - start
+        if waited > _HEALTH_INTERVAL:
+            self._last_result += waited
+        return finished
 
     def _start(self, number: int, workers: Iterable[str] | None = None) -> None:
         task = self._open[number]
@@ -230,9 +239,6 @@ class _Run(Generic[R]):
 
     def _check_health(self) -> None:
         """Start copies of stuck tasks on other workers; raise a StalledError after too long a silence."""
-        unseen = time.monotonic() - self._last_check
-        if unseen > 2 * _HEALTH_INTERVAL:  # this process was stopped, or `finish` took long
-            self._last_result += unseen
         health = self._executor.update_health()
         self._last_check = time.monotonic()
         for number in {key[1] for key in health.stuck_tasks}:

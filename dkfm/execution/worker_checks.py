@@ -232,7 +232,7 @@ def _find_input_fault(requirements: WorkerRequirements) -> str:
     source = requirements.source
     if source is None or source.stamp() == requirements.stamp:
         return ""
-    fault = f"does not see the same {source.name} as the driver, by its size or time of change"
+    fault = f"does not see the same {source.location} as the driver, by its size or time of change"
     return f"{fault}; {_SHARED_DISK_REMEDY}, or copies that keep the times."
 
 

@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -59,6 +60,11 @@ _sharing = threading.RLock()
 """Guards `_shared`; reentrant, because a destructor may run at any line."""
 
 _folders: "dict[Path, TemporaryFolder]" = {}
+_removed: deque[tuple[int, Path]] = deque(maxlen=1000)
+"""Last folders that were removed, each with the process that made it.
+
+After an interruption, a thread of Zarr that still writes a file makes its folder again.
+"""
 _shared: "dict[tuple[int, str, Path], TemporaryFolder]" = {}
 
 
@@ -120,9 +126,10 @@ class TemporaryFolder:
                 _remove_open_folder(self.path, descriptor)
             finally:
                 os.close(descriptor)
-        if not self.path.exists() and _folders.pop(self.path, None) is not None and self._record is not None:
-            os.close(self._record)
-            self._record = None
+        if not self.path.exists() and _folders.pop(self.path, None) is not None:
+            _removed.append((self._creator, self.path))
+            if self._record is not None:
+                os.close(self._record)
 
 
 class TemporarySubfolder:
@@ -145,7 +152,7 @@ class TemporarySubfolder:
             self._folder, self.path = folder, folder.path / uuid.uuid4().hex
             try:
                 self.path.mkdir(mode=0o700)
-            except OSError:
+            except BaseException:
                 self.remove()
                 raise
 
@@ -172,11 +179,8 @@ def open_temporary_folder(
         folder = TemporaryFolder(kind, within, need=need, what=what, hidden=hidden)
         try:
             yield folder.path
-        except BaseException:
+        finally:
             folder.remove()
-            _folders[folder.path] = folder  # a thread may still write and make it again; the end of the process looks
-            raise
-        folder.remove()
 
 
 def has_temporary_name(path: Path) -> bool:
@@ -194,9 +198,12 @@ def remove_owner_record(path: Path) -> None:
 
 
 def remove_all_folders() -> None:
-    """Remove all temporary folders of this process."""
+    """Remove all temporary folders of this process, and those that a thread of it has made again."""
     for folder in list(_folders.values()):
         folder.remove()
+    for creator, path in list(_removed):
+        if creator == os.getpid():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 atexit.register(remove_all_folders)

@@ -7,7 +7,7 @@ resumes: only chunks without a correct receipt run again.
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -133,7 +133,8 @@ def batch_score(
     _require_seconds(stall_timeout)
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted, append)
     while True:  # repeat if another process creates the output after this one has looked for it
-        with open_job(model, source, request, client) as job:
+        with ExitStack() as after_job, open_job(model, source, request, client) as job:
+            after_job.callback(_clear_caches, job)  # when the threads of the job have ended
             job.plan.require()
             if isinstance(job.output.root, Path):
                 left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
@@ -141,6 +142,14 @@ def batch_score(
             output_begun = _open_or_create_output(job)
             if output_begun is not None:
                 return _JobRun(job, output_begun, stall_timeout, progress).run()
+
+
+def _clear_caches(job: ScoringJob) -> None:
+    if not job.is_model_cacheable:
+        remove_model(job.loaded_model.digest)
+    shrink_to_free_memory()
+    chunk_cache.clear_chunks()
+    csr_npz.clear_unpacked()
 
 
 def _require_seconds(stall_timeout: object) -> None:
@@ -203,18 +212,15 @@ def plan_score(
     (3, 4800)
     """
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted, append)
-    with open_job(model, source, request, client) as job:
+    with ExitStack() as after_job, open_job(model, source, request, client) as job:
         if job.plan.task_bytes > job.plan.available_bytes:
             return job.plan
         worker_checks.exclude_unfit_workers(job.executor, _make_worker_requirements(job, "", b""))
         digest = job.loaded_model.digest
-        keeps = job.executor.client is not None or holds_model(digest)
-        try:
-            return measure_plan(job.plan, job.make_task_arguments(job.output), job.executor)
-        finally:
-            if not keeps:
-                remove_model(digest)
-            chunk_cache.clear_chunks()
+        after_job.callback(chunk_cache.clear_chunks)
+        if job.executor.client is None and not holds_model(digest):
+            after_job.callback(remove_model, digest)
+        return measure_plan(job.plan, job.make_task_arguments(job.output), job.executor)
 
 
 def _make_worker_requirements(job: ScoringJob, probe_name: str, probe_content: bytes) -> WorkerRequirements:
@@ -258,12 +264,6 @@ class _JobRun:
             raise
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
-        finally:
-            if not job.is_model_cacheable:
-                remove_model(job.loaded_model.digest)
-            shrink_to_free_memory()
-            chunk_cache.clear_chunks()
-            csr_npz.clear_unpacked()
         return make_report(
             output, self._receipts, self._new, time.perf_counter() - start, self._retries, self._duplicates
         )

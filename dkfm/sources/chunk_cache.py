@@ -55,5 +55,5 @@ def read_cached_part(key: Hashable, decode: Callable[[], Array], rows: slice) ->
 
 
 def clear_chunks() -> None:
-    """Clear the cache at the end of a job."""
+    """Clear the cache at the end of a job, unless a thread is reading a chunk."""
     _chunks.clear_unless_busy()

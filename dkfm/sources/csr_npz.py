@@ -134,7 +134,7 @@ class NpzSource(CsrRows):
 
 
 def clear_unpacked() -> None:
-    """Clear the cache of unpacked arrays; their disk space is free when their last reader is done."""
+    """Clear the cache of unpacked arrays, unless a thread is unpacking; their space is free after their last reader."""
     _unpacked.clear_unless_busy()
 
 

@@ -92,14 +92,23 @@ def _replace_store(partial: Path, path: Path, kind: str) -> None:
     try:
         path.rename(aside)
         partial.rename(path)
-        sync_folder(path.parent)  # before the earlier store is removed
     except BaseException as error:  # Ctrl-C too
         if aside.exists() and (partial.exists() or not path.exists()):
             _restore(aside, path, error)
         raise
     finally:
         if path.exists() and not partial.exists():
+            _sync_replacement(path, aside)
             _remove_renamed_store(aside, attrs)
+
+
+def _sync_replacement(path: Path, aside: Path) -> None:
+    """Sync the folder of a store that has replaced an earlier one, which must stay if that fails."""
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        reason = error.strerror or extract_reason(error)
+        raise StoreError(f"{path} may not be on the disk ({reason}); the earlier store is {aside}.") from error
 
 
 def _restore(aside: Path, path: Path, cause: BaseException) -> None:

@@ -204,7 +204,7 @@ def test_auto_on_rows_that_tell_nothing_asks_for_a_number():
 def test_only_a_fitted_feature_map_has_features_in_which_another_model_is_fitted(estimator, data):
     X, y = data
     labels = {} if estimator is dkfm.KernelPCA else {"y": y}
-    for other in (None, "model", KernelPCA(2).fit(X)):
+    for other in (None, "model", dkfm.ExactFeatureMap, KernelPCA(2).fit(X)):
         with pytest.raises(InvalidInputError, match="feature_map must be an ExactFeatureMap"):
             estimator.from_map(other, X=X, **labels)
     with pytest.raises(NotFittedError):

@@ -8,7 +8,7 @@ import pytest
 from sklearn.pipeline import make_pipeline
 
 import dkfm
-from helpers.recorded import own_warnings
+from helpers.recorded import drop_resource_warnings
 
 WARNED = {
     "a negative part of components": lambda X, y: dkfm.KernelPCA(3, kernel="sigmoid").fit(X),
@@ -31,7 +31,7 @@ def test_a_warning_names_the_line_of_the_caller(what, rng):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         WARNED[what](X, X[:, 0])
-    assert {one.filename for one in own_warnings(warned)} == {__file__}
+    assert {one.filename for one in drop_resource_warnings(warned)} == {__file__}
 
 
 def test_a_warning_of_a_job_names_the_line_of_the_caller(rng, tmp_path):
@@ -40,5 +40,5 @@ def test_a_warning_of_a_job_names_the_line_of_the_caller(rng, tmp_path):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         dkfm.batch_score(pca, frame, tmp_path / "x.zarr", chunk_rows=1, progress=False)
-    assert {one.filename for one in own_warnings(warned)} == {__file__}
+    assert {one.filename for one in drop_resource_warnings(warned)} == {__file__}
     np.testing.assert_array_equal(dkfm.open_scores(tmp_path / "x.zarr").shape, (20, 2))

@@ -39,21 +39,22 @@ def blas_numbers():
     return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
 
 
-@pytest.mark.parametrize("number", range(1, 5))
-def test_an_interruption_as_a_limit_is_set_or_lifted_does_not_outlast_the_next_job(number, monkeypatch):
-    with threadpool_limits(2, user_api="blas"):
-        before, calls, set_number = blas_numbers(), [], OpenBLASController.set_num_threads
+def test_an_interruption_as_a_limit_is_set_or_lifted_does_not_outlast_the_next_job(monkeypatch):
+    set_number, libraries = OpenBLASController.set_num_threads, len(blas_numbers())
+    for number in range(1, 2 * libraries + 1):
+        calls = []
 
-        def interrupted(library, count):
+        def interrupted(library, count, number=number, calls=calls):
             set_number(library, count)
             calls.append(count)
             if len(calls) == number:
                 raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-            patch.setattr(OpenBLASController, "set_num_threads", interrupted)
+        with threadpool_limits(2, user_api="blas"):
+            with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+                patch.setattr(OpenBLASController, "set_num_threads", interrupted)
+                with blas_threads.single_blas_thread():
+                    pass
             with blas_threads.single_blas_thread():
                 assert set(blas_numbers()) == {1}
-        with blas_threads.single_blas_thread():
-            assert set(blas_numbers()) == {1}
-        assert blas_numbers() == before
+            assert set(blas_numbers()) == {2}

@@ -14,7 +14,7 @@ from dkfm.errors import ClusterError, DkfmWarning, SchedulerNameError
 from dkfm.execution import memory
 from dkfm.execution.clusters import current_client
 from dkfm.execution.clusters.connect import _warn_of_open_port, connect
-from helpers.recorded import own_warnings
+from helpers.recorded import drop_resource_warnings
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_a_plain_port_that_others_reach_brings_a_warning(address, warned):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         _warn_of_open_port(address)
-    assert [f"Whoever reaches {address} can run code there" in str(one.message) for one in own_warnings(told)] == [
-        True
-    ] * warned
+    assert [
+        f"Whoever reaches {address} can run code there" in str(one.message) for one in drop_resource_warnings(told)
+    ] == [True] * warned
 
 
 def test_a_warning_of_a_command_is_one_line():

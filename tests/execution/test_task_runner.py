@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
@@ -266,22 +267,22 @@ def test_heartbeats_of_a_large_cluster_come_less_often(monkeypatch):
 
 
 def test_a_scheduler_that_does_not_answer_is_told(monkeypatch):
+    seconds = itertools.count(step=10)
+    monkeypatch.setattr(clusters, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
     monkeypatch.setattr(clusters, "fetch_workers", lambda client: None)
-    monkeypatch.setattr(clusters.time, "sleep", lambda seconds: None)
     with pytest.raises(ClusterError, match="does not answer"):
-        executors.ClientExecutor(Client())
+        clusters.wait_for_workers(Client(), 3600)
+    assert next(seconds) < 100
 
 
 def test_a_late_answer_of_the_scheduler_does_not_end_a_wait_for_workers(monkeypatch):
     answers, facts = iter([None, None]), {"a": {"nthreads": 1}}
     monkeypatch.setattr(clusters, "fetch_workers", lambda client: next(answers, facts))
-    monkeypatch.setattr(clusters.time, "sleep", lambda seconds: None)
     assert clusters.wait_for_workers(Client(), 3600) == facts
 
 
 @pytest.mark.parametrize(("status", "message"), [("closed", "client is closed"), ("connecting", "does not answer")])
-def test_a_client_without_a_scheduler_is_told_at_once(monkeypatch, status, message):
-    monkeypatch.setattr(clusters.time, "sleep", None)
+def test_a_client_without_a_scheduler_is_told_at_once(status, message):
     client = Client()
     client.status = status
     with pytest.raises(ClusterError, match=message):
@@ -292,18 +293,25 @@ def test_a_process_that_was_stopped_is_not_taken_for_stalled(monkeypatch):
     now, pauses = [0.0], iter([1000.0] * 3)
 
     def wait_for_task(timeout):
-        now[0] += timeout
-        return executor.waiting.popleft() if now[0] > 5_000 else None
-
-    def stop():
-        now[0] += next(pauses, 0)
+        now[0] += timeout + next(pauses, 0)
 
     monkeypatch.setattr(task_runner.time, "monotonic", lambda: now[0])
     executor = Scripted(lambda number, copy: number)
     executor.wait_for_task = wait_for_task
     with pytest.raises(StalledError, match="No task finished for 60 seconds"):
-        go(executor, 1, on_idle=stop, stall_seconds=60)
+        go(executor, 1, stall_seconds=60)
     assert next(pauses, None) is None
+
+
+def test_a_slow_look_at_other_things_is_no_excuse_for_a_stall(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(task_runner.time, "monotonic", lambda: now[0])
+
+    def look():
+        now[0] += 5
+
+    with pytest.raises(StalledError, match="No task finished for 65 seconds"):
+        go(Scripted(lambda number, copy: None), 1, on_idle=look, stall_seconds=60)
 
 
 def test_a_task_that_waits_for_a_result_starts_after_it():

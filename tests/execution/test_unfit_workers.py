@@ -15,7 +15,7 @@ from dkfm.execution.worker_checks import WorkerRequirements, _Answer
 from dkfm.scoring import receipts
 from dkfm.storage import model_store, streamed_weights
 from dkfm.storage.output_files import LocalOutput
-from helpers.recorded import own_warnings
+from helpers.recorded import drop_resource_warnings
 
 ANSWERS = {
     "fit": _Answer("", "a BLAS"),
@@ -82,11 +82,11 @@ def test_a_worker_with_too_little_memory_is_left_aside_by_a_job_and_by_its_plan(
     with uneven("1MB", "8GB") as (client, (small, large)):
         with pytest.warns(DkfmWarning) as told:
             plan = dkfm.plan_score(pca, Z, tmp_path / "out", chunk_rows=10, client=client)
-        assert (plan.worker, len(own_warnings(told))) == (large, 1)
+        assert (plan.worker, len(drop_resource_warnings(told))) == (large, 1)
         plan.require()
         with pytest.warns(DkfmWarning) as told:
             report = dkfm.batch_score(pca, Z, tmp_path / "out", chunk_rows=10, client=client, progress=False)
-    (warning,) = own_warnings(told)
+    (warning,) = drop_resource_warnings(told)
     assert str(warning.message).startswith(f"The worker {small} has ")
     assert str(warning.message).endswith("It gets no more tasks of this job.")
     assert report.chunks == 20

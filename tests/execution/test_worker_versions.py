@@ -12,7 +12,7 @@ from dkfm.execution import blas_threads, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.storage.output_files import LocalOutput
 from helpers import harness
-from helpers.recorded import own_warnings
+from helpers.recorded import drop_resource_warnings
 
 COMPUTING = ("numpy", "scipy", "numba", "llvmlite")
 
@@ -102,7 +102,7 @@ def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_al
         answers["tcp://c:3"] = worker_checks._Answer("", other)
         with pytest.warns(DkfmWarning, match=r"within rounding\.$") as told:
             worker_checks.find_unfit_workers(threaded_client, requirements)
-        (warning,) = own_warnings(told)
+        (warning,) = drop_resource_warnings(told)
         assert f"{one} on tcp://a:1" in str(warning.message)
         assert f"{other} on tcp://c:3" in str(warning.message)
     answers["tcp://c:3"] = worker_checks._Answer("has no numba.", "")

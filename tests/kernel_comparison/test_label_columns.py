@@ -13,7 +13,7 @@ import dkfm
 from dkfm import compare_kernels, kernels
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.sources.opening import open_source
-from helpers.recorded import own_warnings
+from helpers.recorded import drop_resource_warnings
 
 GAUSSIAN = [kernels.Gaussian(1.5)]
 
@@ -58,7 +58,7 @@ def test_what_a_comparison_tells_is_short_and_names_the_kernel(frame):
     far = frame[["a", "b", "c"]] + 1e6
     with pytest.warns(DkfmWarning, match=r"^offset: The certificate of ") as caught:
         found = compare_kernels({"near": GAUSSIAN[0], "offset": kernels.Polynomial(3)}, far, frame.kind)
-    assert all(str(one.message).startswith("offset: ") for one in own_warnings(caught))
+    assert all(str(one.message).startswith("offset: ") for one in drop_resource_warnings(caught))
     assert len(repr(found)) < 2_000
     labels = ["elsewhere"] * 20
     kinds = frame.kind.map({0: "a", 1: "b"})

@@ -12,7 +12,7 @@ from dkfm.errors import DkfmWarning
 from dkfm.numerics.supervised import fisher, spectral_gram
 from dkfm.numerics.supervised.classes import Classes
 from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
-from helpers.recorded import own_warnings
+from helpers.recorded import drop_resource_warnings
 
 
 def solve_in_extended_precision(A, b):
@@ -108,7 +108,7 @@ def test_classes_of_one_mean_have_one_warning():
     X = np.repeat(np.random.default_rng(0).normal(size=(6, 3)), 10, axis=0)
     with pytest.warns(DkfmWarning, match="the priors alone decide") as warned:
         dkfm.KernelFisher(kernel=kernels.Gaussian(1.0), shrinkage=1e-7).fit(X, np.arange(60) % 2)
-    assert len(own_warnings(warned)) == 1
+    assert len(drop_resource_warnings(warned)) == 1
 
 
 def test_warnings_of_discriminants_name_the_line_of_the_caller():
@@ -116,7 +116,7 @@ def test_warnings_of_discriminants_name_the_line_of_the_caller():
     X, y, w = rng.normal(size=(40, 3)), np.arange(40) % 2, np.where(np.arange(40) == 0, 1e8, 1.0)
     with pytest.warns(DkfmWarning, match="the ridge is little") as warned:
         dkfm.KernelFisher(kernel=kernels.Gaussian(30.0), shrinkage=1e-5).fit(X, y, sample_weight=w)
-    assert own_warnings(warned)[0].filename == __file__
+    assert drop_resource_warnings(warned)[0].filename == __file__
 
 
 @pytest.mark.filterwarnings("ignore:There are significant negative")

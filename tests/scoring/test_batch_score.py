@@ -36,7 +36,7 @@ from dkfm.scoring import completion, marker, output_store, planning
 from dkfm.scoring.formats.chunk_files import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
-from helpers.recorded import own_warnings
+from helpers.recorded import drop_resource_warnings
 from helpers.scoring_jobs import score, write
 
 
@@ -363,7 +363,7 @@ def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatc
     monkeypatch.setattr(planning, "_LONG_SECONDS", 4_000 * budget.CHUNK_SECONDS / cpus.COUNT)
     with pytest.warns(DkfmWarning, match="4,000 chunks of 1 rows are as many files, which alone take about") as warned:
         dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=1)
-    (warning,) = own_warnings(warned)
+    (warning,) = drop_resource_warnings(warned)
     suggested = re.search(r"chunk_rows \(--chunk-rows\) of ([\d,]+) or more", str(warning.message))[1]
     assert 1 < int(suggested.replace(",", "")) <= 4_000
     with warnings.catch_warnings():

@@ -91,6 +91,8 @@ def test_a_group_of_zarr_is_refused_as_its_path_is(tmp_path, rows):
     for data in (group, tmp_path / "x.zarr"):
         with pytest.raises(InvalidInputError, match=r"x\.zarr is a group; name one of its arrays"):
             open_source(data)
+    with pytest.raises(InvalidInputError, match="A group of Zarr holds several arrays"):
+        open_source(zarr.group(zarr.storage.MemoryStore()))
 
 
 def test_a_frame_without_rows_is_refused_as_one(rows):

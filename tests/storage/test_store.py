@@ -355,9 +355,10 @@ def test_a_replacement_whose_last_sync_fails_says_so_and_is_whole(saved, rows, m
         "sync_folder",
         lambda p: (_ for _ in ()).throw(OSError(5, "EIO")) if p == saved.parent else honest(p),
     )
-    with pytest.raises(StoreError, match="EIO"):
+    with pytest.raises(StoreError, match="EIO") as caught:
         model.save(saved, overwrite=True)
     np.testing.assert_array_equal(dkfm.load(saved).transform(rows), model.transform(rows))
+    assert dkfm.load(str(caught.value).split("the earlier store is ")[1].rstrip(".")).transform(rows).shape[1] > 1
 
 
 def test_a_url_of_no_known_file_system_is_refused_by_name(rows):

@@ -62,7 +62,7 @@ class FittedMap:
 
 def require_fitted_map(feature_map: object) -> None:
     """Raise an InvalidInputError if an object is no ExactFeatureMap, and a NotFittedError if it is not fitted."""
-    if not hasattr(feature_map, "_fitted_map"):
+    if isinstance(feature_map, type) or not hasattr(feature_map, "_fitted_map"):
         raise InvalidInputError(
             f"feature_map must be an ExactFeatureMap, as dkfm.load reads it, and is {feature_map!r:.100}."
         )

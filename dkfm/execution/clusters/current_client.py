@@ -109,13 +109,16 @@ def wait_for_workers(
     """
     limit = WORKER_TIMEOUT if seconds is None else seconds
     start, request, is_announced = time.monotonic(), None, False
+    last_answer = start
     while not (facts := fetch_workers(client)):
-        waited = time.monotonic() - start
+        now = time.monotonic()
+        waited = now - start
         if client.status == "closed":
             raise ClusterError("This client is closed; open another one: Client(...).")
-        if facts is None and (client.status != "running" or waited > limit):
+        if facts is None and (client.status != "running" or now - last_answer > min(limit, WORKER_TIMEOUT)):
             raise ClusterError("The scheduler does not answer; is it still there?")
         if facts is not None:
+            last_answer = now
             # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
             request = request or client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}")
         if waited > limit:

@@ -16,6 +16,7 @@ import numba
 import numpy as np
 
 from dkfm.core.rows import Array
+from dkfm.kernels.pairwise import llvm_compiler  # noqa: F401  # it fills a table of llvmlite's before numba does
 
 _COLUMNS_AT_ONCE = 1024
 """Columns that many accumulators add up in the precision of the rows before that sum is added in float64."""

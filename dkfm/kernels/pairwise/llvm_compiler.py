@@ -16,9 +16,11 @@ from llvmlite import ir
 COUNT = ir.IntType(64)
 """The type of counts and of indices."""
 
-
 _compiling = Lock()
-"""Held while a module is written and compiled, because llvmlite fills tables of its own without a lock."""
+"""Held while a module is written and compiled, because llvmlite's writer is not made for threads."""
+
+# Two threads, also of numba, that fill llvmlite's table of characters read it half full. A string fills it now.
+str(ir.Constant(ir.ArrayType(ir.IntType(8), 1), bytearray(1)))
 
 
 def compile_function(
