@@ -93,9 +93,8 @@ def require_no_times(X: object, name: str) -> None:
     _require_frame_without_times(X, name)
     values = np.asarray(X)
     kinds = {values.dtype.type} if values.dtype != object else set(map(type, values.flat))
-    if any(
-        issubclass(kind, (np.datetime64, np.timedelta64, date, timedelta)) for kind in kinds
-    ):  # a datetime is a date
+    times = np.datetime64, np.timedelta64, date, timedelta  # a datetime is a date
+    if any(issubclass(kind, times) for kind in kinds):
         raise InvalidInputError(f"{name} must hold real numbers, and has dates or times.")
 
 

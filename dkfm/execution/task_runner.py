@@ -198,7 +198,7 @@ class _Run(Generic[R]):
                 self._check_health()
 
     def _wait_for_task(self) -> FinishedTask | None:
-        """Return the next task that finishes; while this process is stopped, no time counts as without a result."""
+        """Return the next task that finishes; time for which this process was stopped is not counted as silence."""
         start = time.monotonic()
         finished = self._executor.wait_for_task(_IDLE_AFTER)
         waited = time.monotonic() - start
