@@ -72,7 +72,7 @@ def select_columns(frame: object, columns: Sequence[str]) -> object:
 
 
 def require_same_columns(X: object, Y: object, what: str, other: str) -> None:
-    """Raise an InvalidInputError if X and Y both have column names, and the names or their order differ."""
+    """Raise an InvalidInputError if X holds no rows, or X and Y both have column names that differ, or their order."""
     require_rows_container(X)
     require_same_names(column_names(X, what), column_names(Y, other), what, other)
 

@@ -103,7 +103,7 @@ def find_unfit_workers(client: "Client", requirements: WorkerRequirements) -> li
     UnfitWorkerError
         No worker meets them.
     ClusterError
-        The scheduler or all of the workers do not answer.
+        The scheduler or all of the workers do not answer, or there is no worker.
 
     Warns
     -----

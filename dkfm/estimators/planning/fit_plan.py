@@ -113,7 +113,7 @@ def plan_fit(
     fitted_names = getattr(feature_map, "feature_names_in_", None) if is_stored(X) else None
     n, width, d = _read_rows_columns_and_values_per_row(X, columns, id_column, fitted_names)
     if feature_map is not None:
-        _require_map_for(feature_map, width, is_regression=name.startswith("KernelRidge"))
+        _require_matching_map(feature_map, width, is_regression=name.startswith("KernelRidge"))
     kernel = _resolve_kernel(estimator) if feature_map is None else feature_map.kernel_
     found = find_client(client)
     with open_executor(found) as executor:
@@ -130,7 +130,7 @@ def plan_fit(
     return plan
 
 
-def _require_map_for(feature_map: Any, n_columns: int, *, is_regression: bool) -> None:
+def _require_matching_map(feature_map: Any, n_columns: int, *, is_regression: bool) -> None:
     """Raise unless an object is a map that was fitted to `n_columns` and, for a regression, is not centred."""
     require_fitted_map(feature_map)
     if is_regression:
