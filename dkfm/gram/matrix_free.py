@@ -30,10 +30,10 @@ from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, skinny_mat
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
 
-_DIAGONAL_ROWS = 1100
+_DIAGONAL_ROWS = 2200
 """Largest number of rows of a diagonal square that is not split into two squares and the rectangle below them."""
 
-_DIAGONAL_COLUMNS = 340
+_DIAGONAL_COLUMNS = 512
 """Largest number of columns of a diagonal square that are multiplied at a time.
 
 With more columns, more values above the diagonal are computed; with fewer, each value takes longer.

@@ -65,7 +65,7 @@ _MANY_WITHIN_REACH = 1 / 24
 """Share of the mean squared distance above which, with few columns, too many pairs are within reach to search them."""
 
 _ROWS_AT_ONCE = 64
-"""Rows that are computed from differences, or whose near landmarks are searched, at a time."""
+"""Rows that are computed from differences at a time, and fewest rows whose near landmarks are searched at a time."""
 
 _NARROW = 256
 """Largest number of columns for which landmarks are stored by columns; with more, BLAS copies them at little cost."""
@@ -73,8 +73,11 @@ _NARROW = 256
 _SMALL_MEAN = 1e-3
 """Squared norm of the mean, relative to the mean squared distance from it, up to which the mean counts as 0."""
 
-_VALUES_AT_ONCE = 2**15
-"""Differences in memory at a time; and values of few landmarks among which near ones are searched at a time."""
+_DIFFERENCES_AT_ONCE = 2**15
+"""Differences in memory at a time."""
+
+_SEARCHED_AT_ONCE = 2**17
+"""Values of few landmarks among which near ones are searched at a time; a part of fewer costs mostly its calls."""
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -232,7 +235,7 @@ class _Products:
                 is_candidate = (highest >= -reaches) | is_wide
             self.recompute_rows(block, Z, np.flatnonzero(is_wide))
             candidates = np.flatnonzero(is_candidate & ~is_wide)
-        for part in row_slices(len(candidates), max(_ROWS_AT_ONCE, _VALUES_AT_ONCE // block.shape[1])):
+        for part in row_slices(len(candidates), max(_ROWS_AT_ONCE, _SEARCHED_AT_ONCE // block.shape[1])):
             rows = candidates[part]
             is_run = rows[-1] - rows[0] == len(rows) - 1  # then no copy is needed
             part_of_block = block[rows[0] : rows[-1] + 1] if is_run else block[rows]
@@ -295,7 +298,7 @@ class _Products:
         if is_sparse(Z) and is_sparse(self.landmarks):
             pairs = (Z, z_indices), (self.landmarks, landmark_indices)
             width = sum(_count_longest_row_float64s(*pair) for pair in pairs)
-        for part in row_slices(len(z_indices), max(1, _VALUES_AT_ONCE // width)):
+        for part in row_slices(len(z_indices), max(1, _DIFFERENCES_AT_ONCE // width)):
             difference = as_float64(Z[z_indices[part]]) - self.landmarks[landmark_indices[part]]
             if isinstance(difference, np.matrix):  # of dense and sparse rows
                 difference = np.asarray(difference)
