@@ -39,11 +39,14 @@ _DIAGONAL_COLUMNS = 512
 With more columns, more values above the diagonal are computed; with fewer, each value takes longer.
 """
 
-_MIN_BLOCKS, _MAX_BLOCKS = 8, 16
-"""Smallest and largest number of blocks of rows, unless tasks would then need too much memory."""
+_TYPICAL_BLOCKS, _MAX_BLOCKS = 8, 16
+"""Typical and largest number of blocks of rows; tasks that need too much memory are split further."""
 
-_MIN_TILE_ROWS = 7500
-"""Rows of a tile above which more than the smallest number of blocks is used."""
+_FEW_TILE_ROWS, _MANY_TILE_ROWS = 750, 7500
+"""Rows of a tile below which fewer than the typical number of blocks is used, and above which more.
+
+A smaller tile takes less time than its task.
+"""
 
 _TILE_VALUES = 2**24
 """Largest number of values of the rows, right sides and products of a task: 134 megabytes."""
@@ -98,15 +101,16 @@ class MatrixFreeGram:
 def choose_tile_rows(n: int, width: int, columns: int) -> int:
     """Choose the rows of a tile, for rows of some values and right sides of some columns.
 
-    There are 8 to 16 blocks of rows, so that 36 to 136 tasks each compute for a few tenths of a second or more, and
-    return few values compared with those that they compute.
+    From 6000 rows on there are 8 to 16 blocks of rows, so that 36 to 136 tasks each compute for a hundredth of a second
+    or more, and return few values compared with those that they compute.
 
-    >>> [choose_tile_rows(n, 50, 32) for n in (9000, 20_000, 100_000, 10**6)]
-    [1125, 2500, 7143, 62500]
+    >>> [choose_tile_rows(n, 50, 32) for n in (600, 2400, 9000, 20_000, 100_000, 10**6)]
+    [600, 800, 1125, 2500, 7143, 62500]
     >>> choose_tile_rows(60_000, 2000, 32)
     4000
     """
-    blocks = min(_MAX_BLOCKS, max(_MIN_BLOCKS, chunking.count_tiles(n, _MIN_TILE_ROWS)))
+    typical = min(_TYPICAL_BLOCKS, max(1, n // _FEW_TILE_ROWS))
+    blocks = min(_MAX_BLOCKS, max(typical, chunking.count_tiles(n, _MANY_TILE_ROWS)))
     most = max(1, _TILE_VALUES // (2 * width + 4 * columns))
     return chunking.count_tiles(n, max(blocks, chunking.count_tiles(n, most)))
 
