@@ -46,9 +46,9 @@ class ExactFeatureMap(KernelTransformer):
     Parameters
     ----------
     kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn
-        Kernel of `dkfm.kernels`, or a name or object that `kernels.from_sklearn` translates. With "precomputed", `fit`
-        takes the Gram matrix (array, dask array or Zarr array) and `transform` the values k(z, x). A callable takes two
-        rows and is slow; `kernels.Function` takes a function of blocks.
+        Kernel of `dkfm.kernels`, a name of dkfm or scikit-learn, or an object that `kernels.from_sklearn` translates.
+        With "precomputed", `fit` takes the Gram matrix (array, dask array or Zarr array) and `transform` the values
+        k(z, x). A callable takes two rows and is slow; `kernels.Function` takes a function of blocks.
     kernel_params : mapping, default=None
         Parameters of a named kernel, or keyword arguments of a callable.
     basis : {"symmetric", "spectral", "cholesky"}, default="symmetric"
@@ -137,8 +137,8 @@ class ExactFeatureMap(KernelTransformer):
         Indices of the landmarks among the training rows, if they are a selection of these.
     mean_ : ndarray of shape (n_landmarks,)
         Mean of k(x, landmarks) over the training rows, if centered=True.
-    n_features_in_ : int
-        Number of columns d of the training rows.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (d,)
+        Number of columns d of the training rows, and their names if the fit had names that are all strings.
 
     Raises
     ------

@@ -60,8 +60,8 @@ class Folded(ScoringMixin):
         not available for a precomputed kernel.
     model_name_, kind_ : str
         Class name of the original model, and its kind: "classifier", "regressor", "outlier_detector" or "transformer".
-    n_features_in_ : int
-        Number of columns d of a row.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (d,)
+        Number of columns d of a row, and their names if the map was fitted with names that are all strings.
     """
 
     classes_: Labels
@@ -162,6 +162,6 @@ class Folded(ScoringMixin):
 
 
 class FoldedTransformer(Folded, ModelTransformerMixin):
-    """Folded model with a `transform` method."""
+    """Folded model with a `transform` method; its attributes are those of `Folded`."""
 
     _output_head_name = TRANSFORM

@@ -112,8 +112,13 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         class means, compared with the exact values.
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, after `fit` with weights.
-    n_features_in_ : int
-        Number of columns d of the training rows.
+    codes_ : ndarray of shape (N,)
+        Class of each training row, as its position in `classes_`, after `fit`; `verify` needs them.
+    squares_, mean_ : ndarray of shape (q, q) and (n_landmarks,)
+        Inner products of the discriminants, and coefficients of the landmarks in the mean of the training features,
+        after `from_map`; `verify` needs them.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (d,)
+        Number of columns d of the training rows, and their names if the fit had names that are all strings.
 
     Raises
     ------

@@ -125,8 +125,8 @@ class KernelPCA(InverseTransformMixin):
         Positive weights of the training rows, after `fit` with weights.
     certificate_ : Certificate
         Error of the Gram matrix of the training scores against the eigenvalues; a dropped negative part is ignored.
-    n_features_in_ : int
-        Number of columns d of the training rows.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (d,)
+        Number of columns d of the training rows, and their names if the fit had names that are all strings.
 
     Raises
     ------

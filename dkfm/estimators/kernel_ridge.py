@@ -255,8 +255,8 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         Measured difference between the model's predictions of the training rows and ``y - alpha c / w``.
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, after `fit` with weights.
-    n_features_in_ : int
-        Number of columns d of the training rows.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (d,)
+        Number of columns d of the training rows, and their names if the fit had names that are all strings.
 
     Raises
     ------

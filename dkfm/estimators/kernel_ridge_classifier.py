@@ -83,8 +83,8 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         As for `KernelRidge`.
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, including the factors of `class_weight`, after `fit` with weights.
-    n_features_in_ : int
-        Number of columns d of the training rows.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (d,)
+        Number of columns d of the training rows, and their names if the fit had names that are all strings.
 
     Raises
     ------

@@ -362,7 +362,15 @@ class Product(_Reduction):
 @register_operator_class
 @dataclass(frozen=True)
 class Scaled(ElementwiseKernel):
-    """A non-negative multiple of a kernel, as made by ``0.5 * k``; its definiteness is that of the kernel."""
+    """A non-negative multiple of a kernel, as made by ``0.5 * k``; its definiteness is that of the kernel.
+
+    Parameters
+    ----------
+    weight : float
+        Factor of the kernel's values, not negative.
+    kernel : Kernel
+        The kernel.
+    """
 
     weight: float
     kernel: Kernel

@@ -97,7 +97,15 @@ def prepare_in_both_precisions(
 @register_operator_class
 @dataclass(frozen=True)
 class Power(MagnifyingKernel):
-    """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is."""
+    """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The kernel.
+    exponent : int
+        Exponent of the kernel's values, at least 1.
+    """
 
     kernel: Kernel
     exponent: int

@@ -243,6 +243,13 @@ def filter_parameters(spec: object, **parameters: object) -> dict[str, object]:
 def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> Kernel:
     """Return the kernel for the argument ``kernel=``, which may be any `KernelSpec`.
 
+    Parameters
+    ----------
+    spec : Kernel, str, callable or Gaussian process kernel of scikit-learn
+        A kernel, a name of dkfm or scikit-learn, or a function of two rows.
+    parameters : mapping, default=None
+        Parameters of a named kernel, or keyword arguments of a function.
+
     Raises
     ------
     KernelError

@@ -45,7 +45,7 @@ class ScoreReport:
     rows : int
         Rows of the output.
     invalid_rows : int
-        Rows of the output whose scores are NaN.
+        Rows of the output without a score.
     chunks : int
         Chunks of the output.
     bytes : int

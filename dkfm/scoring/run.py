@@ -87,7 +87,7 @@ def batch_score(
         Client of a cluster; by default Dask's current client, else threads of this process.
     on_invalid : {"raise", "nan"}
         Action for a row that contains NaN or infinity, or for which the kernel overflows: raise an error before its
-        chunk is written, or write NaN and count the row.
+        chunk is written, or count the row and write NaN (null in Parquet, -1 for the code of a class).
     chunk_rows : int, optional
         Rows of a task, which writes one chunk of the output.
     columns : sequence of str, optional

@@ -73,7 +73,7 @@ def plan_fit(
     estimator : ExactFeatureMap, KernelPCA, KernelFisher, KernelRidge or KernelRidgeClassifier
         Estimator that is not fitted yet.
     X : path, URL, array-like, dask array, or tuple of two int
-        Training rows, or their shape (N, d). Only the shape and some 1,000 rows are read.
+        Training rows, or their shape (N, d). Only the shape and at most some 4,096 rows are read.
     client : distributed.Client, optional
         Client of a cluster; by default Dask's current client, else threads of this process.
     columns : list of str, optional
