@@ -178,7 +178,7 @@ class ConvergenceError(DkfmError, RuntimeError):
 
 
 class CertificateError(DkfmError):
-    """A model whose outputs differ from those at its fit."""
+    """A model whose errors have grown since its fit, or an output that differs from its model or its input."""
 
 
 class OutputError(DkfmError, OSError):
