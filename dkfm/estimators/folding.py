@@ -84,8 +84,9 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     True
     """
     if not isinstance(feature_map, ModelTransformerMixin):
+        steps = "; give its map and its model, as in fold(p[0], p[1])" if hasattr(feature_map, "steps") else ""
         raise InvalidInputError(
-            f"feature_map must be a fitted feature map of dkfm's, and is a {type(feature_map).__name__}."
+            f"feature_map must be a fitted feature map of dkfm's, and is a {type(feature_map).__name__}{steps}."
         )
     check_is_fitted(feature_map, "model_")
     head = feature_map.model_.head(feature_map._output_head_name)

@@ -211,6 +211,13 @@ def _split_row_indices(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.in
     """Return the ascending numbers of the training rows and of the test rows, stratified by label."""
     from sklearn.model_selection import train_test_split
 
+    classes, counts = np.unique(labels, return_counts=True)
+    if singles := int((counts == 1).sum()):
+        raise InvalidInputError(
+            f"A quarter of the rows cannot be held out, because {singles:,} of {len(classes):,} classes have a single "
+            f"row, such as {classes[counts.argmin()]!s:.50}: give test rows, or more rows of each class (if these are "
+            'targets of a regression, use KernelRidge(alpha="loo"), or dkfm fit --method ridge --alpha loo).'
+        )
     try:
         kept, rest = train_test_split(np.arange(len(labels)), test_size=_TEST_SIZE, stratify=labels, random_state=seed)
     except ValueError as error:

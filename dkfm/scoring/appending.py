@@ -112,7 +112,7 @@ def order_input_files(source: Source, existing: Output | None, append: bool) -> 
     if not isinstance(source, FromFiles) or found[0][0] == "":
         if append:
             raise InvalidInputError(
-                f"append (--append) scores the files that are new in a folder of Parquet, and {source.name} is none."
+                f"append (--append) scores the new files of a folder of Parquet files, and {source.name} is no folder."
             )
         return source, None
     noted = None if existing is None else _read_noted(existing)
@@ -236,12 +236,12 @@ def find_reusable_chunks(
     full = 0
     if chunk_rows == existing.chunk_rows:
         full = _count_known_rows(existing, source, scored) // chunk_rows
-    if scored.replaces_others:
+    kept = _find_full_chunks(existing, source.name, scored, full)
+    if scored.replaces_others and len(kept) < extended.n_chunks:
         warn_caller(
             f"Files of {source.name} have changed, or are gone, since {existing.root} was left unfinished; the rows "
             f"after those of its first {len(scored.stats):,} files are scored again."
         )
-    kept = _find_full_chunks(existing, source.name, scored, full)
     return kept, len(kept)
 
 
@@ -361,7 +361,9 @@ def restore_file_order(source: Source, output: Output) -> Source:
     if not names or found in (("",), names):
         return source
     if missing := set(names).difference(found):
-        raise InvalidInputError(f"{source.name} has no {min(missing)}, whose rows {output.root} scores.")
+        raise InvalidInputError(
+            f"{source.name} has no {min(missing)}, whose rows {output.root} scores; verify without against (--against)."
+        )
     return source.with_files(names)
 
 

@@ -147,11 +147,11 @@ def open_job(
         given = stack.enter_context(
             open_input(source, "source", client, columns=columns, id_column=request.id_column, fitted_columns=fitted)
         )
-        fits = given.shape[1] == record.model.n_features_in
-        if isinstance(given, NamedColumns) and columns is None and fitted is None and fits:
-            _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
         given, files = appending.order_input_files(given, existing, request.append)
+        is_frame = hasattr(source, "columns")  # opening one whose names are no text has warned
+        if columns is None and given.shape[1] == record.model.n_features_in and (fitted is None or not is_frame):
+            _warn_if_only_one_has_names(given, fitted)
         with change_detection.watch(given) as watch, ensure_rows_on_disk(given, client) as shared:
             stamp = _read_unchanged_stamp(given)
             choose = partial(_choose_plan, record.model, names, shared, client, executor.threads, _count_copies(target))
@@ -203,12 +203,23 @@ def _read_unchanged_stamp(given: Source) -> str:
     return stamp
 
 
-def _warn_about_column_order(given: NamedColumns) -> None:
-    names = ", ".join(given.columns[:5]) + (", ..." if len(given.columns) > 5 else "")
-    warn_caller(
-        f"The model was fitted without names of columns; they are taken in the order of the table: {names}. Say which "
-        "with columns= (--columns), or fit from a table."
-    )
+def _warn_if_only_one_has_names(given: Source, fitted: Sequence[str] | None) -> None:
+    """Warn if only the rows, or only the fitted columns, have names, so that columns are taken in their order."""
+    given_names = given.columns if isinstance(given, NamedColumns) else None
+    if (given_names is None) == (fitted is None):
+        return
+    named = given_names or fitted or ()
+    names = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
+    if fitted is None:
+        warn_caller(
+            f"The model was fitted without names of columns; they are taken in the order of the table: {names}. Say "
+            "which with columns= (--columns), or fit from a table."
+        )
+    else:
+        warn_caller(
+            f"{given.name} has no names of columns, and the model was fitted with names; its columns must be in their "
+            f"order: {names}."
+        )
 
 
 def _warn_about_small_chunks(plan: planning.Plan) -> None:

@@ -262,8 +262,8 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     (file, rows), contain = _build_message_parts(source, np.concatenate(bad))
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity in {where}; nothing of this chunk was "
-        "written, and others may have such rows too "
-        '(on_invalid="nan", overwrite=True, or --on-invalid nan --overwrite, without append, scores such rows NaN).'
+        "written, and others may have such rows too: repair or remove them and run the job again, or score them NaN "
+        '(on_invalid="nan", overwrite=True, or --on-invalid nan --overwrite, without append).'
     )
 
 

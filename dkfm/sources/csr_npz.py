@@ -223,7 +223,10 @@ def _yield_checked_indices(buffers: Iterable[bytes], header: _Header, columns: i
 def _read_header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Location) -> _Header:
     named = [member for member in members if member.filename == f"{name}.npy"]
     if len(named) != 1:
-        raise InvalidInputError(f"{path} holds {len(named)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
+        raise InvalidInputError(
+            f"{path} holds {len(named)} arrays named {name!r}; scipy.sparse.save_npz writes one, and dense rows belong "
+            "into a .npy file."
+        )
     member = named[0]
     if member.flag_bits & _ENCRYPTED or member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise InvalidInputError(f"The array {name!r} of {path} is encrypted, or compressed as NumPy never does.")

@@ -115,7 +115,8 @@ def test_dask_arrays_and_frames_stay_lazy():
     phi = map_of("spectral", frame)
     folded = dkfm.fold(phi, LogisticRegression().fit(phi.transform(frame), np.array(["u", "v", "w"])[y]))
     expected = folded.predict(frame)
-    lazily = folded.predict(da.from_array(X, chunks=(25, 3)))
+    with pytest.warns(UserWarning, match="X does not have valid feature names, but Folded was fitted with"):
+        lazily = folded.predict(da.from_array(X, chunks=(25, 3)))
     assert (lazily.shape, lazily.chunks, lazily.dtype) == ((60,), ((25, 25, 10),), expected.dtype)
     np.testing.assert_array_equal(lazily.compute(scheduler="synchronous"), expected)
     rows = dd.from_pandas(frame[["c", "a", "b"]], npartitions=3)

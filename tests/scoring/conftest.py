@@ -32,12 +32,14 @@ def job(fitted, rng, tmp_path):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model that knows names, and 100 rows as .npy file, as Zarr, and as a table with ids."""
+    """A model that knows names, the same without names, and 100 rows as .npy file, as Zarr, and as a table with ids."""
     import pandas as pd
 
     folder, rng = tmp_path_factory.mktemp("made"), np.random.default_rng(5)
     frame = pd.DataFrame(rng.normal(size=(60, 4)), columns=NAMES)
-    dkfm.KernelPCA(3, kernel=kernels.Gaussian(2.0)).fit(frame).save(folder / "model")
+    pca = dkfm.KernelPCA(3, kernel=kernels.Gaussian(2.0))
+    pca.fit(frame).save(folder / "model")
+    pca.fit(frame.to_numpy()).save(folder / "unnamed")
     rows = rng.normal(size=(100, 4))
     np.save(folder / "rows.npy", rows)
     zarr.create_array(folder / "rows.zarr", data=rows, chunks=(30, 4))

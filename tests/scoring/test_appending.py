@@ -218,7 +218,7 @@ def test_other_settings_and_other_inputs_are_refused(folder, rng):
         folder.score(overwrite=True)
     np.save(folder.root / "x.npy", rng.normal(size=(5, 3)))
     for source in [folder.root / "x.npy", rng.normal(size=(5, 3)), folder.root / "in" / "m.parquet"]:
-        with pytest.raises(InvalidInputError, match=r"append \(--append\) scores the files that are new in a folder"):
+        with pytest.raises(InvalidInputError, match=r"append \(--append\) scores the new files of a folder"):
             dkfm.batch_score(folder.root / "model", source, folder.root / "out", append=True)
 
 

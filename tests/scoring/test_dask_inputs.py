@@ -30,6 +30,12 @@ def pca(frame):
     return dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(frame[NAMES][:60])
 
 
+@pytest.fixture
+def unnamed(frame):
+    """The same without names, for arrays."""
+    return dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(frame[NAMES][:60].to_numpy())
+
+
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
     """The folder of temporary files, in which nothing may be left."""
@@ -48,20 +54,19 @@ def values(target):
 
 
 @pytest.mark.costly
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 @pytest.mark.parametrize("chunks", [(37, 3), (300, 4), (37, 4), ((100, 0, 200), (1, 1, 1, 1))])
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: xr.DataArray(rows, dims=("row", "column"))])
-def test_a_dask_array_is_scored_as_its_values_are(chunks, wrap, pca, frame, tmp_path):
+def test_a_dask_array_is_scored_as_its_values_are(chunks, wrap, unnamed, frame, tmp_path):
     X = frame[NAMES].to_numpy()
-    report = score(pca, wrap(da.from_array(X, chunks=chunks)), tmp_path / "out")
+    report = score(unnamed, wrap(da.from_array(X, chunks=chunks)), tmp_path / "out")
     assert report.rows == 300
-    np.testing.assert_allclose(values(tmp_path / "out"), pca.transform(frame[NAMES]), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(values(tmp_path / "out"), unnamed.transform(X), rtol=1e-12, atol=1e-14)
 
 
-def test_unknown_lengths_are_found_by_the_pass_that_writes(pca, frame, tmp_path):
+def test_unknown_lengths_are_found_by_the_pass_that_writes(unnamed, frame, tmp_path):
     X = da.from_array(frame[NAMES].to_numpy(), chunks=(37, 4))
-    score(pca, X[X[:, 0] > 0], tmp_path / "out")
-    expected = pca.transform(frame[NAMES][frame["a"] > 0])
+    score(unnamed, X[X[:, 0] > 0], tmp_path / "out")
+    expected = unnamed.transform(frame[NAMES][frame["a"] > 0].to_numpy())
     np.testing.assert_allclose(values(tmp_path / "out"), expected, rtol=1e-12, atol=1e-14)
 
 
@@ -108,15 +113,15 @@ def test_the_index_of_pandas_may_be_the_ids(name, pca, frame, tmp_path):
 
 
 @pytest.mark.slow
-def test_on_a_cluster_workers_compute_and_write_the_blocks(client, pca, frame, tmp_path):
+def test_on_a_cluster_workers_compute_and_write_the_blocks(client, pca, unnamed, frame, tmp_path):
     X = da.from_array(frame[NAMES].to_numpy(), chunks=(37, 4)) + 0
-    score(pca, X, tmp_path / "out", client=client)
+    score(unnamed, X, tmp_path / "out", client=client)
     np.testing.assert_allclose(values(tmp_path / "out"), pca.transform(frame[NAMES]), rtol=1e-12, atol=1e-14)
     lazy = dd.from_pandas(frame, npartitions=3)
     assert score(pca, lazy, tmp_path / "b.parquet", client=client, id_column="key").rows == 300
 
 
-def test_workers_that_die_are_the_fault_of_the_cluster(pca, frame, tmp_path, monkeypatch):
+def test_workers_that_die_are_the_fault_of_the_cluster(unnamed, frame, tmp_path, monkeypatch):
     class KilledWorker(Exception):  # as distributed calls it
         __module__ = "distributed.scheduler"
 
@@ -125,19 +130,19 @@ def test_workers_that_die_are_the_fault_of_the_cluster(pca, frame, tmp_path, mon
 
     monkeypatch.setattr("dask.base.compute", die)
     with pytest.raises(ClusterError, match=r"source cannot be computed \(KilledWorker"):
-        score(pca, da.from_array(frame[NAMES].to_numpy(), chunks=(100, 4)), tmp_path / "out")
+        score(unnamed, da.from_array(frame[NAMES].to_numpy(), chunks=(100, 4)), tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_a_job_resumes_an_equal_collection_and_refuses_another_one(pca, frame, tmp_path):
+def test_a_job_resumes_an_equal_collection_and_refuses_another_one(unnamed, frame, tmp_path):
     X = frame[NAMES].to_numpy(copy=True)
-    score(pca, da.from_array(X.copy(), chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
+    score(unnamed, da.from_array(X.copy(), chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
     next((tmp_path / "out" / "scores" / "c").glob("3/0")).unlink()
-    report = score(pca, da.from_array(X.copy(), chunks=(100, 4), name=False), tmp_path / "out", chunk_rows=50)
+    report = score(unnamed, da.from_array(X.copy(), chunks=(100, 4), name=False), tmp_path / "out", chunk_rows=50)
     assert report.scored_chunks == 1
     X[7, 1] += 1e-9
     with pytest.raises(StoreExistsError, match=r"the input source has changed since.*overwrite"):
-        score(pca, da.from_array(X, chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
+        score(unnamed, da.from_array(X, chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
 
 
 @pytest.mark.costly
@@ -180,20 +185,27 @@ def test_ids_of_two_types_are_refused(pca, frame, tmp_path):
         score(pca, lazy, tmp_path / "out.parquet", id_column="key")
 
 
-def test_rows_that_are_not_finite_are_named_by_their_number_in_the_collection(pca, frame, tmp_path):
+def test_rows_that_are_not_finite_are_named_by_their_number_in_the_collection(unnamed, frame, tmp_path):
     X = frame[NAMES].to_numpy(copy=True)
     X[250, 2] = np.nan
     with pytest.raises(InvalidInputError, match="source must be finite, and row 250 contains"):
-        score(pca, da.from_array(X, chunks=(100, 4)), tmp_path / "out")
+        score(unnamed, da.from_array(X, chunks=(100, 4)), tmp_path / "out")
 
 
 @pytest.mark.parametrize("convert", [pd.DataFrame.to_numpy, csr_array, pd.DataFrame.copy, pd.DataFrame.reset_index])
-def test_rows_in_memory_that_workers_read_from_a_copy_keep_their_name(convert, client, pca, frame, tmp_path):
+def test_rows_in_memory_that_workers_read_from_a_copy_keep_their_name(convert, client, pca, unnamed, frame, tmp_path):
     frame.loc[30, "a"] = np.inf
     given = convert(frame[NAMES])
     ids = {"id_column": "index"} if "index" in getattr(given, "columns", ()) else {}
     with pytest.raises(InvalidInputError, match=r"^source must be finite, and row 30 "):
-        dkfm.batch_score(pca, given, tmp_path / "out.parquet", client=client, progress=False, **ids)
+        dkfm.batch_score(
+            pca if hasattr(given, "columns") else unnamed,
+            given,
+            tmp_path / "out.parquet",
+            client=client,
+            progress=False,
+            **ids,
+        )
 
 
 def test_a_dataset_is_refused(pca, frame, tmp_path):

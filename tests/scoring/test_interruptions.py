@@ -39,7 +39,7 @@ def test_interrupted_is_a_sentence_and_what_is_done_stays(made, tmp_path, monkey
 
     monkeypatch.setattr("dkfm.scoring.run.score_chunk", interrupted)
     monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
-    line = ["score", str(made / "model"), str(made / "rows.npy"), str(tmp_path / "out"), "--chunk-rows", "20"]
+    line = ["score", str(made / "unnamed"), str(made / "rows.npy"), str(tmp_path / "out"), "--chunk-rows", "20"]
     done = CliRunner().invoke(main, line)
     assert done.exit_code == 130
     assert "goes on from there" in done.stderr
@@ -122,7 +122,7 @@ def test_every_output_of_every_map_is_within_what_rounding_allows_of_the_formula
 
 
 def test_a_model_that_moved_is_found_where_it_is_said_to_be(made, tmp_path):
-    shutil.copytree(made / "model", tmp_path / "model")
+    shutil.copytree(made / "unnamed", tmp_path / "model")
     dkfm.batch_score(tmp_path / "model", made / "rows.npy", tmp_path / "out", progress=False)
     (tmp_path / "model").rename(tmp_path / "moved")
     with pytest.raises(StoreError, match=r"was at .*, and is not there"):
@@ -237,6 +237,13 @@ def test_a_model_without_names_takes_a_table_as_it_stands_and_says_so(made, tmp_
         dkfm.batch_score(call[0], tmp_path / "wide.parquet", tmp_path / "none", progress=False)
 
 
+def test_rows_without_names_are_taken_in_the_order_of_the_fit_with_a_warning(made, tmp_path):
+    for source in (made / "rows.npy", made / "rows.zarr", np.load(made / "rows.npy")):
+        with pytest.warns(DkfmWarning, match=r"has no names of columns, .*must be in their order: a, b, c, d\.$"):
+            dkfm.batch_score(made / "model", source, tmp_path / "out", progress=False, overwrite=True)
+        np.testing.assert_allclose(values(tmp_path / "out"), expected(made), atol=1e-12)
+
+
 def test_ids_that_are_called_as_scores_are_refused(made, tmp_path):
     table = pq.read_table(made / "rows.parquet")
     table = table.rename_columns(["kernelpca1" if name == "id" else name for name in table.column_names])
@@ -259,7 +266,7 @@ def test_an_output_within_its_input_is_refused_before_the_work(made, tmp_path):
 def test_a_plan_counts_chunks_whose_files_are_there(made, tmp_path):
     score(made, tmp_path / "out")
     (tmp_path / "out" / "scores" / "c" / "3" / "0").unlink()
-    assert dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out").done == 4
+    assert dkfm.plan_score(made / "unnamed", made / "rows.npy", tmp_path / "out").done == 4
 
 
 def test_what_is_in_an_output_and_not_of_it_is_told(made, tmp_path):

@@ -25,7 +25,7 @@ NUMBER = count()
 
 
 def score(made, target, **options):
-    dkfm.batch_score(made / "model", made / "rows.npy", target, output=OUTPUTS, progress=False, **options)
+    dkfm.batch_score(made / "unnamed", made / "rows.npy", target, output=OUTPUTS, progress=False, **options)
     return target
 
 

@@ -97,7 +97,7 @@ def test_what_changed_is_refused_by_name_and_nothing_is_touched(made, tmp_path, 
     if not finished:
         (tmp_path / "out" / "_COMPLETE").unlink()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    call = {"model": made / "model", "source": made / "rows.npy", "chunk_rows": 20} | change(made)
+    call = {"model": made / "unnamed", "source": made / "rows.npy", "chunk_rows": 20} | change(made)
     with pytest.raises(StoreExistsError, match=words) as caught:
         dkfm.batch_score(call.pop("model"), call.pop("source"), tmp_path / "out", progress=False, **call)
     assert "\n" not in str(caught.value)
@@ -109,16 +109,16 @@ def test_what_changed_is_refused_by_name_and_nothing_is_touched(made, tmp_path, 
 def test_an_input_with_other_values_is_refused(made, tmp_path):
     rows = tmp_path / "rows.npy"
     shutil.copy(made / "rows.npy", rows)
-    dkfm.batch_score(made / "model", rows, tmp_path / "out", progress=False)
+    dkfm.batch_score(made / "unnamed", rows, tmp_path / "out", progress=False)
     np.save(rows, np.load(rows) + 1)
     (tmp_path / "out" / "_COMPLETE").unlink()
     with pytest.raises(StoreExistsError, match=r"the input .*rows\.npy has changed since; choose another path"):
-        dkfm.batch_score(made / "model", rows, tmp_path / "out", progress=False)
+        dkfm.batch_score(made / "unnamed", rows, tmp_path / "out", progress=False)
     X = np.load(rows)
-    dkfm.batch_score(made / "model", X, tmp_path / "memory", progress=False)
+    dkfm.batch_score(made / "unnamed", X, tmp_path / "memory", progress=False)
     X[3, 1] += 1
     with pytest.raises(StoreExistsError, match="the input source has changed since"):
-        dkfm.batch_score(made / "model", X, tmp_path / "memory", progress=False)
+        dkfm.batch_score(made / "unnamed", X, tmp_path / "memory", progress=False)
 
 
 def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_arguments_that_are_none_are_one_sentence(made, tmp_path):
 
 @pytest.mark.parametrize("wrong", [None, 5, b"out"])
 def test_what_is_no_path_is_one_sentence(wrong, made):
-    score_rows = partial(dkfm.batch_score, made / "model", made / "rows.npy")
+    score_rows = partial(dkfm.batch_score, made / "unnamed", made / "rows.npy")
     for use in (score_rows, dkfm.open_scores, dkfm.verify_scores, dkfm.load):
         with pytest.raises(StoreError, match="must be text, a Path or a URL"):
             use(wrong)
@@ -256,7 +256,7 @@ def test_rows_that_overflow_are_named_too(rng, tmp_path):
 
 
 def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made, tmp_path, monkeypatch):
-    plan = dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out", chunk_rows=20)
+    plan = dkfm.plan_score(made / "unnamed", made / "rows.npy", tmp_path / "out", chunk_rows=20)
     assert (plan.rows, plan.chunks, plan.chunk_rows, plan.width, plan.done) == (100, 5, 20, 3, 0)
     assert plan.output_bytes == 100 * 3 * 8
     told = str(plan)
@@ -264,9 +264,9 @@ def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made
         assert words in told
     assert not (tmp_path / "out").exists()
     score(made, tmp_path / "out")
-    assert dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out").done == 5
+    assert dkfm.plan_score(made / "unnamed", made / "rows.npy", tmp_path / "out").done == 5
     monkeypatch.setattr(memory, "measure_free_memory", lambda: 2000)
-    plan = dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "new")
+    plan = dkfm.plan_score(made / "unnamed", made / "rows.npy", tmp_path / "new")
     with pytest.raises(BudgetError, match=r"needs .* are there"):
         plan.require()
 

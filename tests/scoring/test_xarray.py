@@ -17,7 +17,7 @@ OUTPUTS = ["scores", "reconstruction_error"]
 @pytest.fixture
 def target(made, tmp_path):
     path = tmp_path / "scores.zarr"
-    dkfm.batch_score(made / "model", made / "rows.npy", path, output=OUTPUTS, chunk_rows=20, progress=False)
+    dkfm.batch_score(made / "unnamed", made / "rows.npy", path, output=OUTPUTS, chunk_rows=20, progress=False)
     return path
 
 
@@ -57,7 +57,7 @@ def test_an_output_of_an_earlier_version_without_names_opens_and_resumes(made, t
         edit(target / name / "zarr.json", lambda m: m.pop("dimension_names"))
     np.testing.assert_array_equal(dkfm.open_scores(target, "scores"), expected)
     (target / "scores" / "c" / "1" / "0").unlink()
-    dkfm.batch_score(made / "model", made / "rows.npy", target, output=OUTPUTS, progress=False)
+    dkfm.batch_score(made / "unnamed", made / "rows.npy", target, output=OUTPUTS, progress=False)
     np.testing.assert_array_equal(dkfm.open_scores(target, "scores"), expected)
 
 

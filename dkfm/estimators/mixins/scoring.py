@@ -85,7 +85,9 @@ class ScoringMixin(HtmlDisplayMixin):
         check_is_fitted(self, "model_")
         if is_dask_array(X):
             array = cast("da.Array", X)
-            return lazy_scoring.score_array(self._get_graph_model(), self.model_, output, array, diagonal)
+            scores = lazy_scoring.score_array(self._get_graph_model(), self.model_, output, array, diagonal)
+            self._require_fitted_columns(X)
+            return scores
         rows = self._select_frame_columns(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")

@@ -153,7 +153,10 @@ def find_new_files(known: Sequence[FileStat], found: Sequence[FileStat], where: 
     present = {stats[0]: stats for stats in found}
     for name, size, changed in known:
         if name not in present:
-            raise InvalidInputError(f"{where} has lost {name}, which was scored; new files alone can be appended.")
+            raise InvalidInputError(
+                f"{where} has lost {name}, which was scored; new files alone can be appended: give the folder that was "
+                "scored, with all its files, or score what is left again with overwrite=True (--overwrite)."
+            )
         if present[name] != (name, size, changed):
             raise InvalidInputError(
                 f"{where}/{name} has changed since it was scored; new files alone can be appended: score all files "

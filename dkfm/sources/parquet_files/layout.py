@@ -279,7 +279,9 @@ def _require_no_more_columns(
 ) -> None:
     """Raise an InvalidInputError if a file has columns of features that the first file does not have."""
     if more := sorted({*schemas.default_columns(schema, hidden)} - {*columns}):
-        raise InvalidInputError(f"{file} has {format_names(more)}, which {first_file} has not; name columns.")
+        raise InvalidInputError(
+            f"{file} has {format_names(more)}, which {first_file} has not; name columns (--columns)."
+        )
 
 
 def _find_partition_ids(

@@ -53,8 +53,8 @@ def require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locatio
     if wrong := [name for name in columns if not _is_number(column_types[name], may_be_empty)]:
         raise InvalidInputError(
             f"{path} has {format_names(wrong)} of type {column_types[wrong[0]]!s:.100}, and features are numbers or "
-            "booleans; leave such columns out (columns=, --columns, --exclude-columns), or name ids (id_column=, "
-            "--id-column) or labels (--label-column)."
+            "booleans; leave such columns out (columns=, --columns, --exclude-columns; for fit in Python, give a data "
+            "frame), or name ids (id_column=, --id-column) or labels (--label-column)."
         )
     return all(types.is_float32(column_types[name]) for name in columns)
 
@@ -81,7 +81,7 @@ def require_ids(
     if dtype != expected and not {dtype, expected} <= {pa.string(), pa.large_string()}:
         raise InvalidInputError(
             f"The column {id_column!r} of {path} holds {dtype!s:.100}, and that of the first file {expected!s:.100}; "
-            "ids and labels are of one type in all files."
+            "ids and labels are of one type in all files: cast them, and write that file again."
         )
     return dtype
 
