@@ -170,6 +170,25 @@ def test_discriminants_of_a_map_that_rounding_spoils_warn(classes):
         KernelFisher.from_map(phi, y)
 
 
+@pytest.mark.costly
+@pytest.mark.parametrize("basis", BASES)
+def test_discriminants_of_a_float32_map_are_certified_no_better_than_they_are(basis, rng):
+    y, certified = np.arange(50) % 2, []
+    for shift in (0, 100, 4000):
+        X = (rng.normal(size=(50, 2)) + 1.5 * y[:, np.newaxis] * [1, 0] + shift).astype(np.float32)
+        phi = ExactFeatureMap(Linear(), basis=basis, dtype="float32").fit(X)
+        truth = KernelFisher(kernel=Linear()).fit(X.astype(np.float64), y).decision_function(X.astype(np.float64))
+        if shift < 4000:
+            fda = KernelFisher.from_map(phi, y, X)
+        else:
+            with pytest.warns(DkfmWarning, match="float32 does not hold these scores"):
+                fda = KernelFisher.from_map(phi, y, X)
+        error = np.abs(fda.decision_function(X) - truth).max() / np.abs(truth).max()
+        certified.append(fda.certificate_.error)
+        assert error <= 10 * certified[-1]  # rows of the sample, and rounding of the map itself
+    assert certified[0] < 1e-5
+
+
 def test_a_ridge_above_rounding_is_factored_and_one_below_it_is_decomposed(classes, monkeypatch):
     X, y = classes
     of_rows = Classes(y, np.ones(len(y)), 3)

@@ -16,7 +16,8 @@ from dkfm.estimators.fitting.fit_certificates import MEAN_REMEDY, warn_of_roundi
 from dkfm.estimators.fitting.pca import compute_landmark_moments
 from dkfm.estimators.fitting.solver_choice import choose_solver
 from dkfm.estimators.stored.class_labels import Labels
-from dkfm.estimators.stored.discriminants import certify_discriminants
+from dkfm.estimators.stored.discriminants import certify_cast, certify_discriminants
+from dkfm.estimators.stored.feature_map import sample_scorer_and_kernel_rows
 from dkfm.execution import memory, progress
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
@@ -229,7 +230,12 @@ def fit_in_map(
     mean = sums.sum(axis=0) / classes.total
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
     values["mean"] = W @ mean
-    measured = certify_discriminants(prepare_scorer(fitted_model), landmarks, values, result.ridge)
+    scorer = prepare_scorer(fitted_model)
+    measured = certify_discriminants(scorer, landmarks, values, result.ridge)
+    if model.dtype == np.float32:  # squared lengths do not show how much of the outputs its rounding is
+        exact = cast_model(Model(model.kernel, model.original_landmarks, heads), np.dtype(np.float64))
+        rows = sample_scorer_and_kernel_rows(landmarks)[0]
+        measured = measured.combine(certify_cast(scorer, prepare_scorer(exact), rows, values))
     warn_of_rounding(measured, fitted_model)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
 

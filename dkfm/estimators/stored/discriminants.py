@@ -6,7 +6,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from dkfm.core.rows import Array
+from dkfm.core.rows import Array, Rows
 from dkfm.errors import UnsupportedStoreError
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
 from dkfm.gram.training_data import Indices, TrainingData
@@ -68,26 +68,40 @@ def certify_discriminants(
 
     `fitted` holds "means" and "priors", and "codes" after a fit to a Gram matrix or "squares" and "mean" in a map.
     """
-    means, priors = cast("Array", fitted["means"]), cast("Array", fitted["priors"])
-    count = scorer.model.head("scores").n_columns
-    combinations, constants = fisher.decision_functions(means, priors)
-    heads = {
-        "scores": (np.eye(len(combinations))[:, :count], np.zeros(count)),
-        "decision_function": (combinations, constants),
-    }
     if "codes" in fitted:
         codes = cast("Indices", fitted["codes"])
         weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
-        indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_columns()
-        expected = {name: (T.T @ T, means @ T - b) for name, (T, b) in heads.items()}
+        indicators = Classes(codes.astype(np.int64), weights, len(cast("Array", fitted["priors"]))).weighted_columns()
+        expected = _expect_outputs(scorer, fitted)
         return discriminants.certify_discriminants(scorer, landmarks.iter_row_tiles(), indicators, expected, ridge)
     squares, mean = cast("Array", fitted["squares"]), cast("Array", fitted["mean"])
     longest = 1 / ridge if ridge > 0 else 0.0
-    if len(combinations):
+    if len(squares):
         longest = float(squares.diagonal().max())
     worst = Certificate(0.0, 0.0, 0)
-    for name, (T, b) in heads.items():
+    for name, (T, b) in _combine_discriminants(scorer, fitted).items():
         tiles, products = landmarks.iter_row_tiles(), T.T @ squares @ T
         measured = discriminants.certify_direction_products(scorer, name, tiles, products, mean, b, longest)
         worst = worst.combine(measured)
     return worst
+
+
+def certify_cast(scorer: Scorer, exact: Scorer, rows: Rows, fitted: Mapping[str, object]) -> Certificate:
+    """Return the certificate of outputs in lower precision, compared for some rows with those of the float64 model."""
+    return discriminants.certify_cast(scorer, exact, rows, _expect_outputs(scorer, fitted))
+
+
+def _expect_outputs(scorer: Scorer, fitted: Mapping[str, object]) -> dict[str, tuple[Array, Array]]:
+    """Return, for scores and decisions, the expected T'T and class means; T are their combinations of discriminants."""
+    means = cast("Array", fitted["means"])
+    return {name: (T.T @ T, means @ T - b) for name, (T, b) in _combine_discriminants(scorer, fitted).items()}
+
+
+def _combine_discriminants(scorer: Scorer, fitted: Mapping[str, object]) -> dict[str, tuple[Array, Array]]:
+    """Return, for scores and decisions, their combinations T (q, p) of discriminants and their constants (p,)."""
+    combinations, constants = fisher.decision_functions(cast("Array", fitted["means"]), cast("Array", fitted["priors"]))
+    count = scorer.model.head("scores").n_columns
+    return {
+        "scores": (np.eye(len(combinations))[:, :count], np.zeros(count)),
+        "decision_function": (combinations, constants),
+    }

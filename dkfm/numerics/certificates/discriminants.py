@@ -74,7 +74,7 @@ class _OutputSums:
         """Compare the sums with the expected T'T (p, p) and class means (C, p); `sizes` (C,) are weights of classes."""
         means = self._of_classes / sizes[:, np.newaxis]
         within = (self._second_moments - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
-        lengths = np.sqrt(np.square(class_means).max(axis=0) + products.diagonal())
+        lengths = _measure_lengths(products, class_means)
         found = certify_block(within + ridge * self._with_weights, products, lengths, lengths)
         unit = float(lengths.max())
         return found.combine(certify_block(unit * means, unit * class_means, np.full(len(sizes), unit), lengths))
@@ -124,6 +124,33 @@ def certify_direction_products(
     found[-1] *= unit
     measured = certify_block(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit), lengths)
     return measured.combine(Certificate(hidden, hidden, 0, compared=_COMPARED))
+
+
+def certify_cast(cast: Scorer, exact: Scorer, rows: Rows, expected: Mapping[str, tuple[Array, Array]]) -> Certificate:
+    """Compare the outputs of a model in lower precision, for some rows, with those of the same model in float64.
+
+    Parameters
+    ----------
+    cast, exact : Scorer
+        The prepared models.
+    rows : ndarray or csr_array of shape (n, d)
+        Rows to score.
+    expected : mapping of str to tuple of ndarray of shape (p, p), ndarray of shape (C, p)
+        As in `certify_discriminants`. Errors are relative to the spread of an output, ``sqrt(diag T'T + max M^2)``.
+    """
+    worst, ones = Certificate(0.0, 0.0, 0, compared=_COMPARED), np.ones(rows.shape[0])
+    for name, (products, class_means) in expected.items():
+        if len(products):
+            lengths = _measure_lengths(products, class_means)
+            found, truth = (scorer(name, rows).astype(np.float64) / lengths for scorer in (cast, exact))
+            worst = worst.combine(certify_block(found, truth, ones, np.ones(len(lengths))))
+    return worst
+
+
+def _measure_lengths(products: Array, class_means: Array) -> Array:
+    """Return the spread of each output (p,), from the expected T'T (p, p) and class means M (C, p)."""
+    lengths: Array = np.sqrt(np.square(class_means).max(axis=0) + products.diagonal())
+    return lengths
 
 
 def _get_head_without_link(score: Scorer, name: str) -> Head:
