@@ -328,10 +328,10 @@ class ExactFeatureMap(KernelTransformer):
         """Return the squared distances of rows, in feature space, from the span of the landmarks.
 
         They are ``k(z, z) - |phi(z)|^2``, clipped at 0, over features that are not mostly rounding. They bound the
-        error for two new points: ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding: about
-        `error_bound_` of the largest kernel value, or more far outside the training data unless the basis is cholesky.
-        Training rows have smaller residuals than similar new rows. For a clipped kernel, residuals are neither
-        distances nor bounds.
+        error for two new points: ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding,
+        which is about `error_bound_` of the largest kernel value, or more far outside the training data unless the
+        basis is cholesky. Training rows have smaller residuals than similar new rows. For a clipped kernel, residuals
+        are neither distances nor bounds.
 
         Parameters
         ----------

@@ -226,15 +226,32 @@ def _score_partition(
 
     # Dask before 2025.5 passes the delayed object itself instead of the model.
     shared_model = shared.compute(scheduler="synchronous") if isinstance(shared, Delayed) else shared
-    values = _score_block(part, shared_model=shared_model, output_name=output_name)
-    return pd.DataFrame(values, part.index, columns)
+    what = f"the partition from index {part.index[0]!s:.50} on" if len(part) else "a partition"
+    return pd.DataFrame(_score_rows(part, what, shared_model, output_name), part.index, columns)
 
 
 @set_dashboard_name("dkfm-transform")
 def _score_block(
-    block: "Array | pd.DataFrame", diagonal: Array | None = None, *, shared_model: SharedModel, output_name: str
+    block: Array,
+    diagonal: Array | None = None,
+    *,
+    shared_model: SharedModel,
+    output_name: str,
+    block_id: tuple[int, ...] = (),  # Dask's name for it
 ) -> Array:
-    what, scorer = "a block of rows", shared_model.scorer()
+    what = f"block {block_id[0]} of the dask array" if block_id else "a block"
+    return _score_rows(block, what, shared_model, output_name, diagonal)
+
+
+def _score_rows(
+    block: "Array | pd.DataFrame",
+    what: str,
+    shared_model: SharedModel,
+    output_name: str,
+    diagonal: Array | None = None,
+) -> Array:
+    """Return an output for the rows of a block; raise an InvalidInputError that says `what` is not finite."""
+    scorer = shared_model.scorer()
     if block.shape[0] == 0:
         output = scorer.model.head(output_name)
         return np.empty((0, output.width), output.output_dtype)

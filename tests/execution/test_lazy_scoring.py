@@ -55,8 +55,10 @@ def test_residuals_are_lazy_too(rng):
 
 
 def test_a_bad_block_raises_when_it_is_computed(fitted):
-    with pytest.raises(InvalidInputError, match="NaN"):
-        fitted.transform(da.full((4, 4), np.nan)).compute(scheduler="synchronous")
+    rows = np.zeros((10, 4))
+    rows[8] = np.nan
+    with pytest.raises(InvalidInputError, match=r"^block 2 of the dask array must be finite, and row 2 contains NaN"):
+        fitted.transform(da.from_array(rows, chunks=(3, 4))).compute(scheduler="synchronous")
     with pytest.raises(InvalidInputError, match="real numbers"):
         fitted.transform(da.ones((4, 4), dtype=complex))
 
@@ -107,6 +109,14 @@ def test_a_dask_collection_that_has_no_columns_is_refused(fitted):
 def frame(rng):
     pd = pytest.importorskip("pandas")
     return pd.DataFrame(rng.normal(size=(50, 4)), columns=list("abcd"), index=pd.Index(np.arange(50) * 3, name="id"))
+
+
+def test_a_bad_partition_is_named_by_the_first_of_its_index(frame):
+    dd = pytest.importorskip("dask.dataframe", reason="the extra dataframe")
+    pca = dkfm.KernelPCA(2).fit(frame)
+    frame.iloc[33, 1] = np.inf
+    with pytest.raises(InvalidInputError, match=r"^the partition from index 75 on must be finite, and row 8 contains"):
+        pca.transform(dd.from_pandas(frame, npartitions=2)).compute(scheduler="synchronous")
 
 
 @pytest.mark.costly
@@ -190,7 +200,8 @@ def test_lazy_results_stay_lazy_whatever_container_is_asked_for(frame):
         fitted = estimator.fit(frame).set_output(transform="pandas")
         assert isinstance(fitted.transform(frame), pd.DataFrame)
         assert fitted.transform(frame).index.equals(frame.index)
-        assert isinstance(fitted.transform(da.from_array(frame.to_numpy(), chunks=20)), da.Array)
+        with pytest.warns(UserWarning, match="X does not have valid feature names"):
+            assert isinstance(fitted.transform(da.from_array(frame.to_numpy(), chunks=20)), da.Array)
         assert isinstance(fitted.transform(dd.from_pandas(frame, npartitions=2)), dd.DataFrame)
 
 
