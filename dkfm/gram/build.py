@@ -68,8 +68,8 @@ def build_gram(
     kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn
         Kernel; see `kernels.as_kernel`.
     X : array-like or scipy.sparse array of shape (N, d), path, or zarr.Array
-        Training rows, read tile by tile. A path is that of a .npy file, a Zarr array, or an array in a Zarr store, as
-        in store.zarr/array.
+        Training rows, read tile by tile. A path is that of a .npy file, Parquet files, a Zarr array, or an array in a
+        Zarr store, as in store.zarr/array.
     path : str or Path
         Folder of the store. It must not exist, unless it holds an earlier build for the same kernel and rows.
     tile_rows : int, optional

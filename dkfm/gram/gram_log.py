@@ -35,7 +35,8 @@ def log_gram(
     """
     n, d = rows.shape
     threads, place = (1, "this thread") if executor is None else (executor.threads, describe_place(executor))
-    text = f"{n:,} x {n:,} kernel values of rows of {d:,} columns, {tiles:,} tiles, {where}, on {place}"
+    parts = "1 tile" if tiles == 1 else f"{tiles:,} tiles"
+    text = f"{n:,} x {n:,} kernel values of rows of {d:,} columns, {parts}, {where}, on {place}"
     extra = kernel.estimate_extra_value_seconds(d)
     seconds = budget.gram_seconds(n, d, threads, stored_tile_rows, extra)
     log_stage("gram", text, seconds=seconds, rows=n, columns=d, tiles=tiles, threads=threads)
