@@ -142,7 +142,8 @@ def certify_cast(cast: Scorer, exact: Scorer, rows: Rows, expected: Mapping[str,
     for name, (products, class_means) in expected.items():
         if len(products):
             lengths = _measure_lengths(products, class_means)
-            found, truth = (scorer(name, rows).astype(np.float64) / lengths for scorer in (cast, exact))
+            with np.errstate(over="ignore", invalid="ignore"):  # as in `certify_discriminants`
+                found, truth = (scorer(name, rows).astype(np.float64) / lengths for scorer in (cast, exact))
             worst = worst.combine(certify_block(found, truth, ones, np.ones(len(lengths))))
     return worst
 
