@@ -141,6 +141,8 @@ def test_what_is_not_affine_is_refused_by_name():
         dkfm.fold(phi, LogisticRegression())
     with pytest.raises(InvalidInputError, match="feature map of dkfm's"):
         dkfm.fold(PCA().fit(X), LogisticRegression().fit(X, y))
+    with pytest.raises(InvalidInputError, match=r"is a Pipeline; .* as in fold\(p\[0\], p\[1\]\)"):
+        dkfm.fold(make_pipeline(phi, fitted(Ridge(), phi, X, y)), Ridge())
     with pytest.raises(InvalidInputError, match="fitted to 3 features, and the map returns"):
         dkfm.fold(phi, LogisticRegression().fit(X, y))
     several = fitted(RidgeClassifier(), phi, X, np.stack([y, 1 - y, y], axis=1))

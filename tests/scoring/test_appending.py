@@ -156,6 +156,16 @@ def test_a_new_file_that_stopped_the_job_may_be_repaired_or_taken_away(output, r
     assert folder.score(output, id_column="id").scored_chunks == 0
 
 
+def test_full_chunks_that_a_stopped_run_left_need_no_warning(folder):
+    folder.add(m=30).score()
+    pq.write_table(pa.table({name: [np.nan] for name in "abc"}), folder.root / "in" / "a.parquet")
+    with pytest.raises(InvalidInputError, match="must be finite"):
+        folder.score()
+    (folder.root / "in" / "a.parquet").unlink()
+    assert folder.score().scored_chunks == 0
+    folder.check()
+
+
 def test_files_of_a_finished_output_are_refused_though_a_later_run_was_stopped(folder):
     folder.add(m=35).score()
     folder.add(a=5)
