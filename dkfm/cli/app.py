@@ -4,7 +4,6 @@ from dkfm.cli import early_interrupt  # noqa: F401  # first: the imports below t
 
 # isort: split
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -376,18 +375,14 @@ def verify(
 def info(path: str, as_json: bool) -> None:
     """Describe a model, an output or another dkfm store."""
     with process.disable_gc_during_imports():
-        from dkfm.cli.inspection import describe_store
+        from dkfm.cli.inspection import describe_store, format_fact
 
     facts = describe_store(path)
     if as_json:
         print_json(facts)
         return
     width = max(len(key) for key in facts)
-    texts = {
-        key: json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
-        for key, value in facts.items()
-    }
-    print_result(*(f"{key:<{width}}  {text}" for key, text in texts.items()))
+    print_result(*(f"{key:<{width}}  {format_fact(value)}" for key, value in facts.items()))
 
 
 for _command in (demo_bench_compare.demo, demo_bench_compare.bench, demo_bench_compare.compare):

@@ -1,5 +1,6 @@
 """Describe a store by a few facts, for `dkfm info`."""
 
+import json
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -14,6 +15,9 @@ from dkfm.kernels import serialization
 from dkfm.scoring import completion, output_store
 from dkfm.storage import csr, remote_stores, store_metadata
 from dkfm.storage.model_store import Record, load_record
+
+_SHOWN = 20
+"""Number of entries of a list that are printed; JSON has all."""
 
 
 def describe_store(path: str | Path) -> dict[str, object]:
@@ -32,6 +36,17 @@ def describe_store(path: str | Path) -> dict[str, object]:
         attributes = store_metadata.read_own_attributes(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
         return facts | _DESCRIBE[kind](folder, attributes)
+
+
+def format_fact(value: object) -> str:
+    """Return a fact in one line of text; of a long list, for example of classes or columns, the first entries.
+
+    >>> format_fact(list("abcdefghijklmnopqrstuvwxyz"))[-21:]
+    '"s", "t", and 6 more]'
+    """
+    if isinstance(value, list) and len(value) > _SHOWN:
+        return f"{format_fact(value[:_SHOWN])[:-1]}, and {len(value) - _SHOWN:,} more]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 
 def _describe_gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
