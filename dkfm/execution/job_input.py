@@ -35,7 +35,7 @@ from dkfm.sources.base import Source
 from dkfm.sources.blocks import BlockRows, FrameBlockRows, WrittenBlock, block_name, write_block
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.npy import NpySource, save_npy
-from dkfm.sources.opening import open_source
+from dkfm.sources.opening import open_source, warn_of_nonstring_columns
 from dkfm.sources.zarr import CsrCopySource
 from dkfm.storage import csr
 from dkfm.storage.zarr_store import new_store
@@ -146,6 +146,7 @@ def _select_names(
     if known is None:
         if columns is not None or id_column is not None:
             raise InvalidInputError(f"The columns of {name} are called by numbers; call them by text to name some.")
+        warn_of_nonstring_columns(frame, name, fitted)
         return None
     requested = validate_columns_argument(fitted if columns is None else columns)
     index = "index" if frame.index.name is None else str(frame.index.name)

@@ -226,7 +226,9 @@ def _score_partition(
 
     # Dask before 2025.5 passes the delayed object itself instead of the model.
     shared_model = shared.compute(scheduler="synchronous") if isinstance(shared, Delayed) else shared
-    what = f"the partition from index {part.index[0]!s:.50} on" if len(part) else "a partition"
+    first = part.index[0] if len(part) else ""
+    label = ", ".join(map(str, first)) if isinstance(first, tuple) else str(first)
+    what = f"the partition from index {label:.50} on"
     return pd.DataFrame(_score_rows(part, what, shared_model, output_name), part.index, columns)
 
 

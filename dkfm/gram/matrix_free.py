@@ -8,6 +8,7 @@ equal on any number of threads or workers.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 from typing import cast
 
@@ -42,11 +43,14 @@ With more columns, more values above the diagonal are computed; with fewer, each
 _TYPICAL_BLOCKS, _MAX_BLOCKS = 8, 16
 """Typical and largest number of blocks of rows; tasks that need too much memory are split further."""
 
-_FEW_TILE_ROWS, _MANY_TILE_ROWS = 750, 7500
-"""Rows of a tile below which fewer than the typical number of blocks is used, and above which more.
+_SMALL_TILE_PRODUCTS, _VALUE_PRODUCTS = 10**8, 100
+"""Multiplications of a tile below which fewer than the typical number of blocks is used, and those of a kernel value.
 
-A smaller tile takes less time than its task.
+A smaller tile takes less time than its task. A value counts besides its products with rows and right sides.
 """
+
+_MANY_TILE_ROWS = 7500
+"""Rows of a tile above which more than the typical number of blocks is used."""
 
 _TILE_VALUES = 2**24
 """Largest number of values of the rows, right sides and products of a task: 134 megabytes."""
@@ -101,15 +105,16 @@ class MatrixFreeGram:
 def choose_tile_rows(n: int, width: int, columns: int) -> int:
     """Choose the rows of a tile, for rows of some values and right sides of some columns.
 
-    From 6000 rows on there are 8 to 16 blocks of rows, so that 36 to 136 tasks each compute for a hundredth of a second
-    or more, and return few values compared with those that they compute.
+    From some 6000 rows on there are 8 to 16 blocks of rows, so that 36 to 136 tasks each compute for some hundredths of
+    a second or more, and return few values compared with those that they compute. Fewer rows have fewer blocks.
 
     >>> [choose_tile_rows(n, 50, 32) for n in (600, 2400, 9000, 20_000, 100_000, 10**6)]
     [600, 800, 1125, 2500, 7143, 62500]
-    >>> choose_tile_rows(60_000, 2000, 32)
-    4000
+    >>> choose_tile_rows(60_000, 2000, 32), choose_tile_rows(1400, 4000, 32)
+    (4000, 175)
     """
-    typical = min(_TYPICAL_BLOCKS, max(1, n // _FEW_TILE_ROWS))
+    few = isqrt(_SMALL_TILE_PRODUCTS // (_VALUE_PRODUCTS + width + 2 * columns))
+    typical = min(_TYPICAL_BLOCKS, max(1, n // max(1, few)))
     blocks = min(_MAX_BLOCKS, max(typical, chunking.count_tiles(n, _MANY_TILE_ROWS)))
     most = max(1, _TILE_VALUES // (2 * width + 4 * columns))
     return chunking.count_tiles(n, max(blocks, chunking.count_tiles(n, most)))

@@ -213,10 +213,12 @@ def _split_row_indices(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.in
 
     classes, counts = np.unique(labels, return_counts=True)
     if singles := int((counts == 1).sum()):
+        are_targets = classes.dtype.kind in "iuf" and 2 * singles > len(classes)
+        single = classes[counts.argmin()]
         raise InvalidInputError(
-            f"A quarter of the rows cannot be held out, because {singles:,} of {len(classes):,} classes have a single "
-            f"row, such as {classes[counts.argmin()]!s:.50}: give test rows, or more rows of each class (if these are "
-            'targets of a regression, use KernelRidge(alpha="loo"), or dkfm fit --method ridge --alpha loo).'
+            f"A quarter of the rows cannot be held out, because the class {single!s:.50} has only one row ({singles:,} "
+            f"of {len(classes):,} such classes): give test rows, or more rows of each class"
+            + ('; for a regression, use KernelRidge(alpha="loo"), or dkfm fit --method ridge.' if are_targets else ".")
         )
     try:
         kept, rest = train_test_split(np.arange(len(labels)), test_size=_TEST_SIZE, stratify=labels, random_state=seed)

@@ -238,9 +238,10 @@ def find_reusable_chunks(
         full = _count_known_rows(existing, source, scored) // chunk_rows
     kept = _find_full_chunks(existing, source.name, scored, full)
     if scored.replaces_others and len(kept) < extended.n_chunks:
+        rows = f"the rows after those of its first {len(scored.stats):,} files" if scored.stats else "all rows"
         warn_caller(
-            f"Files of {source.name} have changed, or are gone, since {existing.root} was left unfinished; the rows "
-            f"after those of its first {len(scored.stats):,} files are scored again."
+            f"Files of {source.name} have changed, or are gone, since {existing.root} was left unfinished; {rows} are "
+            "scored again."
         )
     return kept, len(kept)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from dkfm.core import chunking
 from dkfm.core.argument_checks import require_flags
 from dkfm.core.display.quantities import format_seconds
-from dkfm.core.frames import validate_columns_argument
+from dkfm.core.frames import convert_container, validate_columns_argument
 from dkfm.core.trusted_functions import validate_trusted_argument
 from dkfm.errors import InvalidInputError, warn_caller
 from dkfm.execution import memory
@@ -149,7 +149,7 @@ def open_job(
         )
         require_disjoint(target, "output", [path, given.location])
         given, files = appending.order_input_files(given, existing, request.append)
-        is_frame = hasattr(source, "columns")  # opening one whose names are no text has warned
+        is_frame = hasattr(convert_container(source), "columns")  # opening one whose names are no text has warned
         if columns is None and given.shape[1] == record.model.n_features_in and (fitted is None or not is_frame):
             _warn_if_only_one_has_names(given, fitted)
         with change_detection.watch(given) as watch, ensure_rows_on_disk(given, client) as shared:

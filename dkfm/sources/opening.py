@@ -118,7 +118,7 @@ def _open_memory(
     names = column_names(data, name)
     if names is not None:
         return open_frame(data, names, name, requested, id_column)
-    _warn_of_nonstring_columns(data, name, fitted)
+    warn_of_nonstring_columns(data, name, fitted)
     _require_no_columns(name, columns, id_column)
     return MemorySource(as_float64(as_rows_allow_nonfinite(data, name)), name)
 
@@ -168,7 +168,7 @@ def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: 
         )
 
 
-def _warn_of_nonstring_columns(frame: object, name: str, fitted: Sequence[str] | None) -> None:
+def warn_of_nonstring_columns(frame: object, name: str, fitted: Sequence[str] | None) -> None:
     """Warn if column names of a data frame are not text; they are not matched, so the order may be wrong."""
     if not has_range_columns(frame) or (fitted is not None and hasattr(frame, "columns")):
         message = (

@@ -24,12 +24,12 @@ def array_names(name: str) -> list[str]:
     return [f"{name}.{part}" for part in _PARTS]
 
 
-def write_csr(group: "zarr.Group", name: str, rows: Sparse) -> None:
-    """Add CSR rows to a store that is being written."""
+def write_csr(group: "zarr.Group", name: str, rows: Sparse, dtype: str = "float64") -> None:
+    """Add CSR rows to a store that is being written, with their values in a dtype."""
     for array, values in zip(array_names(name), (rows.data, rows.indices, rows.indptr), strict=True):
-        dtype = "float64" if values is rows.data else "int64"
+        stored = dtype if values is rows.data else "int64"
         chunks = (max(1, min(len(values), _CHUNK_LENGTH)),)
-        zarr_store.add_array(group, array, values.shape, chunks, dtype)[...] = values.astype(dtype, copy=False)
+        zarr_store.add_array(group, array, values.shape, chunks, stored)[...] = values.astype(stored, copy=False)
 
 
 def read_csr(root: Path, name: str, columns: int, row_slice: slice | None = None) -> Sparse:

@@ -142,7 +142,7 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
     sparse = [] if isinstance(landmarks, np.ndarray) else csr.array_names("landmarks")
     with zarr_store.new_store(path, "model", attributes, [*arrays, *sparse], overwrite=overwrite) as group:
         if not isinstance(landmarks, np.ndarray):
-            csr.write_csr(group, "landmarks", landmarks)
+            csr.write_csr(group, "landmarks", landmarks, str(landmarks.dtype))
         for name, values in arrays.items():
             _write_array(group, name, values)
         root = Path(group.store.root)  # type: ignore[attr-defined]  # a local store has this attribute
@@ -305,12 +305,22 @@ def _read_record(
 
 
 def _build_model(kernel: Kernel, landmarks: Rows, heads: dict[str, Head], shift: Array | None) -> Model:
+    landmarks = _restore_precision(landmarks, heads)
     if any(head.weights.dtype != landmarks.dtype for head in heads.values()):
         raise UnsupportedStoreError("A head's weights are not of the precision of the landmarks.")
     allowed = shift is not None and isinstance(landmarks, np.ndarray) and kernel.translation_invariant
     if shift is not None and not (allowed and shift.shape == landmarks.shape[1:] and np.isfinite(shift).all()):
         raise UnsupportedStoreError("A model has a shift that does not fit its landmarks or its kernel.")
     return Model(kernel, landmarks, heads, shift)
+
+
+def _restore_precision(landmarks: Rows, heads: dict[str, Head]) -> Rows:
+    """Return landmarks in the precision of the heads, if that is exact; earlier versions wrote CSR rows as float64."""
+    if isinstance(landmarks, np.ndarray) or any(head.weights.dtype != np.float32 for head in heads.values()):
+        return landmarks
+    with np.errstate(over="ignore"):  # then it is not exact
+        narrow = landmarks.astype(np.float32)
+    return narrow if np.array_equal(narrow.data, landmarks.data) else landmarks
 
 
 def _read_landmarks(path: Path, attributes: dict[str, object], read_array: Callable[[object], Array | None]) -> Rows:

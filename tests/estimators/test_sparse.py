@@ -7,6 +7,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.linear_model import LogisticRegression
 
 import dkfm
 from dkfm import kernels
@@ -106,6 +107,49 @@ def test_an_invalid_sparse_row_scores_nan_and_is_counted(points, tmp_path):
     assert np.isfinite(np.delete(found, 4, axis=0)).all()
     with pytest.raises(InvalidInputError, match="row 4 contains NaN"):
         dkfm.batch_score(pca, z, tmp_path / "other", progress=False)
+
+
+def fit_in_float32(name, rows, y):
+    phi = dkfm.ExactFeatureMap(kernels.Linear(), dtype="float32").fit(rows)
+    return {
+        "ExactFeatureMap": lambda: phi,
+        "KernelPCA": lambda: dkfm.KernelPCA(2, dtype="float32").fit(rows),
+        "KernelPCA.from_map": lambda: dkfm.KernelPCA.from_map(phi, n_components=2),
+        "KernelFisher": lambda: dkfm.KernelFisher(shrinkage=1.0, dtype="float32").fit(rows, y),
+        "KernelRidge": lambda: dkfm.KernelRidge(0.1, dtype="float32").fit(rows, 1.0 * y),
+        "KernelRidgeClassifier": lambda: dkfm.KernelRidgeClassifier(0.1, dtype="float32").fit(rows, y),
+        "fold": lambda: dkfm.fold(phi, LogisticRegression().fit(phi.transform(rows), y)),
+    }[name]()
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "as earlier versions wrote it"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ExactFeatureMap",
+        "KernelPCA",
+        "KernelPCA.from_map",
+        "KernelFisher",
+        "KernelRidge",
+        "KernelRidgeClassifier",
+        "fold",
+    ],
+)
+def test_a_float32_model_of_sparse_rows_is_loaded_as_it_was(name, earlier, points, tmp_path, monkeypatch):
+    rows, y = sparse.csr_array(points[0].astype(np.float32)), np.arange(len(points[0])) % 2
+    fitted = fit_in_float32(name, rows, y)
+    if earlier:
+        write = csr.write_csr
+        monkeypatch.setattr(csr, "write_csr", lambda group, name, rows, dtype: write(group, name, rows))
+    fitted.save(tmp_path / "model")
+    stored = zarr_store.open_array(tmp_path / "model", "landmarks.data", "r")
+    assert stored.dtype == (np.float64 if earlier else np.float32)
+    loaded = dkfm.load(tmp_path / "model")
+    assert loaded.model_.landmarks.dtype == np.float32
+    output = next(iter(fitted.model_.heads))
+    of_loaded, of_fitted = (model._compute_output(output, rows) for model in (loaded, fitted))
+    np.testing.assert_array_equal(of_loaded, of_fitted)
+    assert dkfm.batch_score(tmp_path / "model", rows, tmp_path / "out", progress=False).rows == len(y)
 
 
 def test_a_killed_sparse_build_is_found_again_by_its_rows(points, tmp_path):

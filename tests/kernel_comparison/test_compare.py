@@ -250,7 +250,10 @@ def test_json_has_kernels_as_the_command_line_takes_them(rows):
         ({"kernels": "linear"}, "a list, or a mapping"),
         ({"y": np.arange(10)}, "labels and X has 200 rows"),
         ({"y": np.zeros(200, int)}, "1 different labels"),
-        ({"y": np.arange(200) // 199}, "1 of 2 classes have a single row, such as 1: give test rows"),
+        (
+            {"y": np.arange(200) // 199},
+            r"the class 1 has only one row \(1 of 2 such classes\): give test rows, or more rows of each class\.$",
+        ),
         ({"test": np.zeros((5, 64))}, "belong together"),
         ({"test": np.zeros((5, 3)), "test_labels": np.zeros(5)}, "3 columns, and the training rows have 64"),
         ({"test": np.zeros((5, 64)), "test_labels": ["a"] * 4}, "for each of 5 rows, and has 4"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, fold
-from dkfm.errors import DkfmWarning, InvalidInputError
+from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError
 from dkfm.kernels import Gaussian, Linear, Polynomial
 from dkfm.numerics.certificates import certificate, components
 from dkfm.numerics.scorer import prepare_scorer
@@ -186,6 +186,11 @@ def test_discriminants_of_a_float32_map_are_certified_no_better_than_they_are(ba
         error = np.abs(fda.decision_function(X) - truth).max() / np.abs(truth).max()
         certified.append(fda.certificate_.error)
         assert error <= 10 * certified[-1]  # rows of the sample, and rounding of the map itself
+        assert fda.verify().certificate == fda.verified_certificate_
+        heads = {name: replace(head, weights=1.01 * head.weights) for name, head in fda.model_.heads.items()}
+        fda._set_model(replace(fda.model_, heads=heads))
+        with pytest.raises(CertificateError):
+            fda.verify()
     assert certified[0] < 1e-5
 
 

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 
 import dkfm
 from dkfm import kernels
-from dkfm.errors import ClusterError, InvalidInputError, StoreExistsError
+from dkfm.errors import ClusterError, DkfmWarning, InvalidInputError, StoreExistsError
 
 NAMES = list("abcd")
 
@@ -173,6 +173,8 @@ def test_columns_that_are_called_by_numbers_are_taken_in_their_order_and_not_by_
     lazy = dd.from_pandas(rows, npartitions=3)
     score(pca, lazy, tmp_path / "out")
     np.testing.assert_allclose(values(tmp_path / "out"), pca.transform(rows), rtol=1e-12, atol=1e-14)
+    with pytest.warns(DkfmWarning, match="called by numbers or tuples, which are not matched"):
+        score(dkfm.KernelPCA(2).fit(frame[NAMES]), lazy, tmp_path / "named")
     for options in ({"columns": ["1", "0", "2", "3"]}, {"id_column": "0"}):
         with pytest.raises(InvalidInputError, match="are called by numbers"):
             score(pca, lazy, tmp_path / "other.parquet", **options)

@@ -233,6 +233,7 @@ def fit_in_map(
     scorer = prepare_scorer(fitted_model)
     measured = certify_discriminants(scorer, landmarks, values, result.ridge)
     if model.dtype == np.float32:  # squared lengths do not show how much of the outputs its rounding is
+        values["verified_certificate"] = measured
         exact = cast_model(Model(model.kernel, model.original_landmarks, heads), np.dtype(np.float64))
         rows = sample_scorer_and_kernel_rows(landmarks)[0]
         measured = measured.combine(certify_cast(scorer, prepare_scorer(exact), rows, values))

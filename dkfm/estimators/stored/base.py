@@ -117,11 +117,15 @@ class StoredEstimator(ABC):
         landmarks = take_landmarks(model, as_training_data(model.kernel, X) if model.kernel.is_precomputed else None)
         with open_certificate_scorer(model, self.output_head_name, n) as scorer:
             measured = self._certify(scorer, landmarks)
-            fitted = cast("Certificate", self.values["certificate"])
+            fitted = self._get_fitted_certificate()
             measured.require_not_worse_than(fitted, or_given="the Gram matrix" if model.kernel.is_precomputed else "")
             if X is None or model.kernel.is_precomputed:
                 return Verification(measured)
             return self._verify_points(scorer, measured, (check_points or self.check_points)(compute_lazy_frame(X)))
+
+    def _get_fitted_certificate(self) -> Certificate:
+        """Return the certificate of the fit that `_certify` measures again."""
+        return cast("Certificate", self.values["certificate"])
 
     @abstractmethod
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:

@@ -32,6 +32,7 @@ class StoredDiscriminants(StoredEstimator):
         parameters=("n_components", "shrinkage", "priors", "on_indefinite", "dtype"),
         required_arrays=("priors", "ratios", "means"),
         optional_arrays=("codes", "sample_weight", "squares", "mean"),
+        certificates=("certificate", "verified_certificate"),
         required_numbers=("shrinkage", "ridge"),
     )
 
@@ -56,6 +57,9 @@ class StoredDiscriminants(StoredEstimator):
         if widths["scores"] > q or any(widths[name] != width for name, width in outputs.items() if name != "scores"):
             raise UnsupportedStoreError("The outputs of discriminants do not fit each other.")
         return record
+
+    def _get_fitted_certificate(self) -> Certificate:
+        return cast("Certificate", self.values.get("verified_certificate") or self.values["certificate"])
 
     def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
         return certify_discriminants(scorer, landmarks, self.values, cast("float", self.values["ridge"]))

@@ -145,7 +145,7 @@ def certify_cast(cast: Scorer, exact: Scorer, rows: Rows, expected: Mapping[str,
             with np.errstate(over="ignore", invalid="ignore"):  # as in `certify_discriminants`
                 found, truth = (scorer(name, rows).astype(np.float64) / lengths for scorer in (cast, exact))
             worst = worst.combine(certify_block(found, truth, ones, np.ones(len(lengths))))
-    return worst
+    return replace(worst, pairs=0)  # they are not pairs of discriminants
 
 
 def _measure_lengths(products: Array, class_means: Array) -> Array:
