@@ -361,7 +361,7 @@ class Product(_Reduction):
 
 @register_operator_class
 @dataclass(frozen=True)
-class Scaled(ElementwiseKernel):
+class Scaled(ElementwiseKernel):  # numpydoc ignore=PR02
     """A non-negative multiple of a kernel, as made by ``0.5 * k``; its definiteness is that of the kernel.
 
     Parameters

@@ -96,7 +96,7 @@ def prepare_in_both_precisions(
 
 @register_operator_class
 @dataclass(frozen=True)
-class Power(MagnifyingKernel):
+class Power(MagnifyingKernel):  # numpydoc ignore=PR02
     """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is.
 
     Parameters
