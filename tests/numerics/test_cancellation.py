@@ -186,7 +186,7 @@ def test_discriminants_of_a_float32_map_are_certified_no_better_than_they_are(ba
         error = np.abs(fda.decision_function(X) - truth).max() / np.abs(truth).max()
         certified.append(fda.certificate_.error)
         assert error <= 10 * certified[-1]  # rows of the sample, and rounding of the map itself
-        assert fda.verify().certificate == fda.verified_certificate_
+        assert fda.verify().certificate.error <= 10 * fda.verified_certificate_.error <= 10 * certified[-1]
         heads = {name: replace(head, weights=1.01 * head.weights) for name, head in fda.model_.heads.items()}
         fda._set_model(replace(fda.model_, heads=heads))
         with pytest.raises(CertificateError):
