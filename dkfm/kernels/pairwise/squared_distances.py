@@ -76,7 +76,7 @@ _SMALL_MEAN = 1e-3
 _DIFFERENCES_AT_ONCE = 2**15
 """Differences in memory at a time."""
 
-_SEARCHED_AT_ONCE = 2**17
+_SEARCHED_AT_ONCE = 2**16
 """Values of few landmarks among which near ones are searched at a time; a part of fewer costs mostly its calls."""
 
 _EPS = float(np.finfo(np.float64).eps)
