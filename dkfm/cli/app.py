@@ -190,7 +190,7 @@ def fit(
     """Fit a model to the rows of TRAIN and save it at MODEL.
 
     TRAIN is a path or a URL: of a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz
-    file. A quoted pattern, such as '2024-*.parquet', selects .parquet files. An option whose help begins with methods,
+    file. A quoted pattern, such as '2024-??.parquet', selects .parquet files. An option whose help begins with methods,
     such as "ridge:", is for those methods only.
     """
     with process.disable_gc_during_imports():
@@ -278,7 +278,7 @@ def score(
     """Score the rows of INPUT with MODEL and write OUTPUT, or resume an unfinished OUTPUT.
 
     INPUT is a path or a URL: of a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz
-    file. A quoted pattern, such as '2024-*.parquet', selects .parquet files. OUTPUT is a folder of Parquet files if its
+    file. A quoted pattern, such as '2024-??.parquet', selects .parquet files. OUTPUT is a folder of Parquet files if its
     name ends in .parquet, else a Zarr store.
     """
     with process.disable_gc_during_imports():

@@ -43,11 +43,11 @@ With more columns, more values above the diagonal are computed; with fewer, each
 _TYPICAL_BLOCKS, _MAX_BLOCKS = 8, 16
 """Typical and largest number of blocks of rows; tasks that need too much memory are split further."""
 
-_SMALL_TILE_PRODUCTS, _VALUE_PRODUCTS = 10**8, 100
-"""Multiplications of a tile below which fewer than the typical number of blocks is used, and those of a kernel value.
+_SMALL_TILE_PRODUCTS = 10**8
+"""Multiplications of a tile below which a task costs more than its tile, so that fewer blocks are used."""
 
-A smaller tile takes less time than its task. A value counts besides its products with rows and right sides.
-"""
+_VALUE_PRODUCTS = 100
+"""Multiplications that take as long as a kernel value, besides those with its rows and right sides."""
 
 _MANY_TILE_ROWS = 7500
 """Rows of a tile above which more than the typical number of blocks is used."""
@@ -113,8 +113,8 @@ def choose_tile_rows(n: int, width: int, columns: int) -> int:
     >>> choose_tile_rows(60_000, 2000, 32), choose_tile_rows(1400, 4000, 32)
     (4000, 175)
     """
-    few = isqrt(_SMALL_TILE_PRODUCTS // (_VALUE_PRODUCTS + width + 2 * columns))
-    typical = min(_TYPICAL_BLOCKS, max(1, n // max(1, few)))
+    small_tile_rows = max(1, isqrt(_SMALL_TILE_PRODUCTS // (_VALUE_PRODUCTS + width + 2 * columns)))
+    typical = min(_TYPICAL_BLOCKS, max(1, n // small_tile_rows))
     blocks = min(_MAX_BLOCKS, max(typical, chunking.count_tiles(n, _MANY_TILE_ROWS)))
     most = max(1, _TILE_VALUES // (2 * width + 4 * columns))
     return chunking.count_tiles(n, max(blocks, chunking.count_tiles(n, most)))

@@ -149,9 +149,8 @@ def open_job(
         )
         require_disjoint(target, "output", [path, given.location])
         given, files = appending.order_input_files(given, existing, request.append)
-        is_frame = hasattr(convert_container(source), "columns")  # opening one whose names are no text has warned
-        if columns is None and given.shape[1] == record.model.n_features_in and (fitted is None or not is_frame):
-            _warn_if_only_one_has_names(given, fitted)
+        if columns is None and given.shape[1] == record.model.n_features_in:
+            _warn_if_only_one_has_names(source, given, fitted)
         with change_detection.watch(given) as watch, ensure_rows_on_disk(given, client) as shared:
             stamp = _read_unchanged_stamp(given)
             choose = partial(_choose_plan, record.model, names, shared, client, executor.threads, _count_copies(target))
@@ -203,11 +202,12 @@ def _read_unchanged_stamp(given: Source) -> str:
     return stamp
 
 
-def _warn_if_only_one_has_names(given: Source, fitted: Sequence[str] | None) -> None:
+def _warn_if_only_one_has_names(source: object, given: Source, fitted: Sequence[str] | None) -> None:
     """Warn if only the rows, or only the fitted columns, have names, so that columns are taken in their order."""
     given_names = given.columns if isinstance(given, NamedColumns) else None
-    if (given_names is None) == (fitted is None):
-        return
+    is_frame = hasattr(convert_container(source), "columns")
+    if (given_names is None) == (fitted is None) or (given_names is None and is_frame):
+        return  # names are matched, or there are none, or opening a frame whose names are no text has warned
     named = given_names or fitted or ()
     names = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
     if fitted is None:
