@@ -278,8 +278,8 @@ def score(
     """Score the rows of INPUT with MODEL and write OUTPUT, or resume an unfinished OUTPUT.
 
     INPUT is a path or a URL: of a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz
-    file. A quoted pattern, such as '2024-??.parquet', selects .parquet files. OUTPUT is a folder of Parquet files if its
-    name ends in .parquet, else a Zarr store.
+    file. A quoted pattern, such as '2024-??.parquet', selects .parquet files. OUTPUT is a folder of Parquet files if
+    its name ends in .parquet, else a Zarr store.
     """
     with process.disable_gc_during_imports():
         from dkfm.scoring.run import batch_score, plan_score
