@@ -44,7 +44,7 @@ _TYPICAL_BLOCKS, _MAX_BLOCKS = 8, 16
 """Typical and largest number of blocks of rows; tasks that need too much memory are split further."""
 
 _SMALL_TILE_PRODUCTS = 10**8
-"""Multiplications of a tile below which a task costs more than its tile, so that fewer blocks are used."""
+"""Multiplications of a tile below which its task on a cluster costs more than the tile; then fewer blocks are used."""
 
 _VALUE_PRODUCTS = 100
 """Multiplications that take as long as a kernel value, besides those with its rows and right sides."""

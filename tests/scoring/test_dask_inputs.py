@@ -210,6 +210,12 @@ def test_rows_in_memory_that_workers_read_from_a_copy_keep_their_name(convert, c
         )
 
 
+def test_an_array_with_a_coordinate_called_columns_has_no_names(pca, frame, tmp_path):
+    rows = xr.DataArray(frame[NAMES].to_numpy(), dims=("row", "columns"), coords={"columns": NAMES[::-1]})
+    with pytest.warns(DkfmWarning, match="source has no names of columns"):
+        score(pca, rows, tmp_path / "out")
+
+
 def test_a_dataset_is_refused(pca, frame, tmp_path):
     data = xr.Dataset({"rows": (("row", "column"), da.from_array(frame[NAMES].to_numpy()))})
     with pytest.raises(InvalidInputError, match="Dataset"):
