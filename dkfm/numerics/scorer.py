@@ -266,7 +266,12 @@ def compute_finite_scores(
     what: str,
     diagonal: Array | None = None,
 ) -> Array:
-    """Return the output of one head; raise an error that names the first row that overflows the kernel."""
+    """Return the output of one head; raise an error that names the first row that overflows the kernel.
+
+    `diagonal`, k(z, z) of shape (n,), is checked first: an error names its first row that is not finite.
+    """
+    if diagonal is not None and not (finite := np.isfinite(diagonal)).all():
+        raise InvalidInputError(f"diag must be finite, and k(z, z) of row {finite.argmin()} of {what} is not.")
     scores = score(name, Z, diagonal=diagonal)
     valid = links.find_valid_rows(scores)
     if not valid.all():

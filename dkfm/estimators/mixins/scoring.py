@@ -104,10 +104,11 @@ class ScoringMixin(HtmlDisplayMixin):
         missing = [] if names is None else [name for name in names if name not in frame.columns]
         if missing:
             raise InvalidInputError(f"The data frame lacks {format_names(missing)}, which fit saw.")
-        n_columns, d = len(frame.columns), self.model_.n_features_in
-        if names is None and n_columns != d:
-            raise InvalidInputError(f"The data frame has {n_columns} columns and the model was fitted with {d}.")
-        return frame if names is None else frame[list(names)]
+        if names is None:
+            self._require_fitted_columns(frame._meta)
+        else:
+            frame = frame[list(names)]
+        return frame
 
     def _compute_output(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
         """Return an output (n, width) for rows X (n, d), lazily for dask collections."""
@@ -199,10 +200,8 @@ class _ModelCache:
 
 
 def _check_diagonal(values: object, n: int) -> Array:
-    """Return k(z, z) as float64 values (n,); raise unless they are n finite numbers."""
+    """Return k(z, z) as float64 values (n,); raise unless they are n real numbers."""
     diagonal = np.asarray(values)
     if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf":
         raise InvalidInputError(f"diag must hold k(z, z), of shape {(n,)}, and its shape is {diagonal.shape}.")
-    if not np.isfinite(diagonal).all():
-        raise InvalidInputError(f"diag must be finite, and k(z, z) of row {np.isfinite(diagonal).argmin()} is not.")
     return diagonal.astype(np.float64)
