@@ -190,10 +190,10 @@ def test_diag_is_asked_for_where_it_is_needed_and_only_there(points):
     with pytest.raises(InvalidInputError, match=r"of shape \(13,\)"):
         phi.residual(block, diag=np.ones(12))
     diagonal = np.where(np.arange(13) == 8, np.nan, 1.0)
-    with pytest.raises(InvalidInputError, match="diag must be finite, .*row 8 of X is not"):
+    with pytest.raises(InvalidInputError, match=r"diag must be finite, .*row 8 of X is not"):
         phi.residual(block, diag=diagonal)
     lazy = phi.residual(da.from_array(block, chunks=(5, -1)), diag=diagonal)
-    with pytest.raises(InvalidInputError, match="diag must be finite, .*row 3 of block 1 of the dask array is not"):
+    with pytest.raises(InvalidInputError, match=r"diag must be finite, .*row 3 of block 1 of the dask array is not"):
         lazy.compute(scheduler="synchronous")
     with pytest.raises(InvalidInputError, match=r"of shape \(13,\)"):
         phi.residual(da.from_array(block), diag=np.ones(12))
