@@ -254,10 +254,9 @@ class RemoteOutput:
 
     def read_array_info(self, name: str) -> store_metadata.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array."""
-        key = f"{name}/zarr.json"
-        if self.root.size(key) is None:
+        metadata = read_json(self, f"{name}/zarr.json")
+        if metadata is None:
             return None
-        metadata = json_reading.parse_json(self.root.read(key, 0, json_reading.MAX_JSON + 1), f"{self.root}/{key}")
         return store_metadata.parse_array_info(metadata, f"{self.root}/{name}", text=True)
 
     def list_files(self) -> Iterator[str]:
