@@ -291,37 +291,25 @@ def view_as_uint8(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     return values.reshape(-1).view(np.uint8)
 
 
-def write_chunk(array: Path, index: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
-    """Write one chunk of an array of `add_array` durably, and return the crc32c of its values.
+def write_chunk(array: Path, index: tuple[int, ...], values: npt.NDArray[np.generic]) -> None:
+    """Write one chunk of an array of `add_array` durably.
 
     `index` is the position of the chunk in the grid. A chunk at the end of the array is padded with the fill value.
     """
     info = store_metadata.read_array_info(array)
-    require_chunk_shape(array, info, index, values.shape)
-    data = np.ascontiguousarray(values, np.dtype(info.dtype_name).newbyteorder("<"))
+    rest = [n - i * chunk for n, i, chunk in zip(info.shape, index, info.chunks, strict=True)]
+    if values.shape != tuple(map(min, info.chunks, rest)):
+        raise AssertionError(f"Values of shape {values.shape} are not chunk {index} of {array}.")
+    dtype = np.dtype(info.dtype_name).newbyteorder("<")
+    data = np.ascontiguousarray(values, dtype)
     if data.shape != info.chunks:
-        data = new_fill_array(info, info.chunks)
+        data = np.full(info.chunks, fill_value(info.dtype_name), dtype)
         data[tuple(map(slice, values.shape))] = values
     checksum = int(google_crc32c.value(view_as_uint8(data)))
     with new_file(array.joinpath("c", *map(str, index)), array) as new:
         new.file.write(view_as_uint8(data).data)
         new.file.write(checksum.to_bytes(array_metadata_checks.CRC_BYTES, "little"))
         new.commit()
-    return checksum
-
-
-def require_chunk_shape(
-    array: Path, info: store_metadata.ArrayInfo, index: tuple[int, ...], shape: tuple[int, ...]
-) -> None:
-    """Raise an AssertionError unless values of this shape are the chunk at a position of the grid."""
-    rest = [n - i * chunk for n, i, chunk in zip(info.shape, index, info.chunks, strict=True)]
-    if shape != tuple(map(min, info.chunks, rest)):
-        raise AssertionError(f"Values of shape {shape} are not chunk {index} of {array}.")
-
-
-def new_fill_array(info: store_metadata.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    """Return an array of fill values, with the dtype of a stored array."""
-    return np.full(shape, fill_value(info.dtype_name), np.dtype(info.dtype_name).newbyteorder("<"))
 
 
 def sync_chunk(array: Path, index: tuple[int, ...]) -> None:
