@@ -154,6 +154,11 @@ class FitOptions:
         """File of labels or targets."""
         return self.labels or self.targets
 
+    @property
+    def y_option(self) -> str:
+        """Option that names the file of labels or targets."""
+        return "--targets" if self.targets else "--labels"
+
 
 def _name_option(field: str) -> str:
     return f"--{field.removesuffix('_path').replace('_', '-')}"
@@ -203,15 +208,11 @@ def _open_table(train: str, model: str, options: FitOptions, feature_map: "Exact
 
 def _require_labels(table: Source, train: str, options: FitOptions) -> None:
     """Raise unless the labels or targets that the options name exist, one for each row of a file."""
-    if options.y_columns:
+    if options.y_columns and options.label_column is None:  # a plan does not read the targets
         _require_table(table, train, options)
-        if options.label_column is not None:
-            _read_label_column(table, options.label_column)
-        else:
-            _open_targets(train, options.y_columns)
-    elif options.y_path is not None:
-        option, word = ("--targets", "target") if options.targets else ("--labels", "label")
-        arguments.read_labels(options.y_path, option, table.shape[0], word)
+        _open_targets(train, options.y_columns)
+    else:
+        _split_labels(table, train, options)
 
 
 def _build_kernel(options: FitOptions) -> Kernel:
@@ -332,7 +333,7 @@ def _name_targets(estimator: "KernelEstimator", options: FitOptions) -> None:
 def _load_map(options: FitOptions, path: str) -> "ExactFeatureMap":
     """Read the map of `--map`; raise a usage error for options that a fit in its features does not have."""
     if options.y_path is not None:  # before scikit-learn is imported
-        arguments.require_labels_file(options.y_path, "--targets" if options.targets else "--labels")
+        arguments.require_labels_file(options.y_path, options.y_option)
     feature_map = estimators.load(path)
     if not isinstance(feature_map, estimators.ExactFeatureMap):
         raise InvalidInputError(f"--map takes a feature map, and {path} is a {type(feature_map).__name__}.")
@@ -364,8 +365,7 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
     if not options.y_columns:
         if options.y_path is None:
             return source, None
-        option, word = ("--targets", "target") if options.targets else ("--labels", "label")
-        return source, arguments.read_labels(options.y_path, option, source.shape[0], word)
+        return source, arguments.read_labels(options.y_path, options.y_option, source.shape[0])
     _require_table(source, train, options)
     if options.label_column is not None:
         return source, _read_label_column(source, options.label_column)

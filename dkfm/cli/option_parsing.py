@@ -246,10 +246,11 @@ def require_labels_file(path: str, option: str) -> None:
         raise InvalidInputError(f"There is no {path}, which {option} names.")
 
 
-def read_labels(path: str, option: str, rows: int, what: str = "label") -> "npt.NDArray[np.generic]":
-    """Return the labels (n,), or targets (n,) or (n, q), of rows from a .npy file; pickled objects are not loaded."""
+def read_labels(path: str, option: str, rows: int) -> "npt.NDArray[np.generic]":
+    """Return labels (n,), or for --targets (n,) or (n, q), of rows from a .npy file; pickled objects are not loaded."""
     from dkfm.sources import npy  # imports NumPy, which --help does not need
 
+    what = "target" if option == "--targets" else "label"
     require_labels_file(path, option)
     try:
         labels = npy.load_npy(path, rows)
