@@ -337,6 +337,7 @@ def _load_map(options: FitOptions, path: str) -> "ExactFeatureMap":
     feature_map = estimators.load(path)
     if not isinstance(feature_map, estimators.ExactFeatureMap):
         raise InvalidInputError(f"--map takes a feature map, and {path} is a {type(feature_map).__name__}.")
+    feature_map.progress = options.progress
     if shared := sorted({*options.y_columns} & {*getattr(feature_map, "feature_names_in_", ())}):
         raise InvalidInputError(f"The column {shared[0]!r} is a feature of the map, so it is no label and no target.")
     return feature_map

@@ -239,9 +239,9 @@ class KernelPCA(InverseTransformMixin):
             result = pca.fit_components(rows, options, weighting, self._get_options(pca.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
-            landmarks, eigenvalues, tiles = rows.indexable_rows, result.eigenvalues, rows.iter_row_tiles()
-            model = pca.make_components_model(rows.kernel, landmarks, result, weighting.centered, options.dtype)
-            measured = fit_certificates.certify_components(model, eigenvalues, tiles, weights, self.workspace)
+            eigenvalues, tiles, shown = result.eigenvalues, rows.iter_row_tiles(), self.progress
+            model = pca.make_components_model(rows.kernel, rows.indexable_rows, result, self.centered, options.dtype)
+            measured = fit_certificates.certify_components(model, eigenvalues, tiles, weights, self.workspace, shown)
             fitted = {**columns, **pca.collect_fitted(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.n_features_in if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dkfm.cli.app import main
+from dkfm.execution import progress
 
 COMMAND = "from dkfm.execution import progress; progress.HEARTBEAT_SECONDS = 0.0; from dkfm.cli.app import main; main()"
 JOBS = [
@@ -136,6 +137,15 @@ def test_the_log_of_a_verification_says_how_far_it_is(options, run):
     command = [sys.executable, "-c", COMMAND, "verify", "scores", *options]
     log = subprocess.run(command, capture_output=True, check=True, text=True).stderr
     assert (" INFO verify: 3 of 3 tasks" in log) == (not options)
+
+
+@pytest.mark.parametrize("option", ["", "--no-progress"])
+def test_the_log_of_a_fit_in_a_map_says_how_far_it_is(option, run, monkeypatch):
+    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
+    run("fit rows.npy map --method features --kernel gaussian -q")
+    result = run(f"fit rows.npy pca --method pca --map map --components 2 {option}")
+    assert result.exit_code == 0
+    assert (" INFO moments: 2 of 2 tasks" in result.stderr) == (not option)
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, 
 
     def measure(model):
         tiles = iter([X])
-        return fit_certificates.certify_components(model, pca.eigenvalues_, tiles, weights, tmp_path)
+        return fit_certificates.certify_components(model, pca.eigenvalues_, tiles, weights, tmp_path, False)
 
     def measure_both():
         with pytest.warns(DkfmWarning, match="The certificate of these scores is"):

@@ -220,9 +220,8 @@ def fit_in_map(
         weighted = y if data is all_rows else y[cast("Indices", data.original_row_indices)]
         labels, codes = np.unique(weighted, return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
-        workspace = feature_map.workspace
         sums, second = out_of_core_rows.compute_feature_moments(
-            model.original_landmarks, root, data, classes, workspace
+            model.original_landmarks, root, data, classes, feature_map.workspace, feature_map.progress
         )
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
     heads = fisher.make_discriminant_heads(result, classes, options.n_components)

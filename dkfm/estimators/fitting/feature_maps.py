@@ -49,6 +49,8 @@ class FittedMap:
     """Whether the landmarks are all training rows, in the same order."""
     workspace: str | Path | None
     """Folder for files that a cluster's workers read."""
+    progress: bool
+    """Whether to show progress bars."""
 
     @property
     def root(self) -> Root:

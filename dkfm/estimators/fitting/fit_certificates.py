@@ -121,7 +121,12 @@ def warn_of_centring(
 
 
 def certify_components(
-    model: Model, eigenvalues: Array, tiles: Iterator[Rows], weights: Array, workspace: str | Path | None
+    model: Model,
+    eigenvalues: Array,
+    tiles: Iterator[Rows],
+    weights: Array,
+    workspace: str | Path | None,
+    show_progress: bool,
 ) -> Certificate:
     """Return the certificate of components on all training rows, the landmarks of the model, and warn of rounding.
 
@@ -130,7 +135,7 @@ def certify_components(
     client, kernel = find_client(None), model.kernel
     many = len(weights) > SMALL_ROWS and model.dtype == np.float64 and not kernel.is_precomputed
     if client is not None and many and serialization.is_serializable(kernel):  # the landmarks are the rows, exactly
-        products = partial(_sum_score_products_on_cluster, client, model, workspace)
+        products = partial(_sum_score_products_on_cluster, client, model, workspace, show_progress)
         measured = components.certify_components(prepare_scorer(model), eigenvalues, tiles, weights, products)
     else:
         with open_certificate_scorer(model, "scores", len(weights)) as scorer:
@@ -140,7 +145,12 @@ def certify_components(
 
 
 def _sum_score_products_on_cluster(
-    client: "Client", model: Model, workspace: str | Path | None, products: ScoreProducts, weights: Array
+    client: "Client",
+    model: Model,
+    workspace: str | Path | None,
+    show_progress: bool,
+    products: ScoreProducts,
+    weights: Array,
 ) -> Array:
     """Return the sum of the products of the scores of all landmarks, which tasks compute with the model."""
     n, d, q = len(weights), estimate_float64s_per_row(model.landmarks), len(products.combinations)
@@ -165,7 +175,7 @@ def _sum_score_products_on_cluster(
             _sum_tile_score_products,
             tasks,
             len(parts),
-            True,
+            show_progress,
             lambda part: sums.add(0, *part),
         )
         if tally.fatal_task_numbers:

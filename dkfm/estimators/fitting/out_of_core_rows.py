@@ -222,7 +222,12 @@ def count_moment_columns(r: int, triangular: bool) -> int:
 
 
 def compute_feature_moments(
-    landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows, workspace: str | Path | None
+    landmarks: Rows,
+    root: Root,
+    data: TrainingData,
+    weighted: WeightedRows,
+    workspace: str | Path | None,
+    show_progress: bool,
 ) -> tuple[Array, Array]:
     """Return sums over training rows: of features (c, r), and of their products (r, r).
 
@@ -252,7 +257,7 @@ def compute_feature_moments(
         text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
         seconds = n * predict_row_seconds(kernel, m, d, count_moment_columns(r, root.triangular)) / executor.threads
         log_stage("moments", text, seconds=seconds, rows=n)
-        passes = RowPasses(kernel, readable, executor, shared, shows_progress=True)
+        passes = RowPasses(kernel, readable, executor, shared, show_progress)
         return passes.compute_feature_moments(landmarks, root, weighted)
 
 

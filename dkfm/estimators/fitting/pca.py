@@ -306,7 +306,7 @@ def fit_in_map(
     else:
         data, weighted, total = _weigh_rows(all_rows, sample_weight)
         (first,), second = out_of_core_rows.compute_feature_moments(
-            model.original_landmarks, root, data, weighted, feature_map.workspace
+            model.original_landmarks, root, data, weighted, feature_map.workspace, feature_map.progress
         )
         moments = Moments(second, first / total, total, data.indexable_rows.shape[0])
     components = kernel_components.solve_components_of_map(root.weights, moments, options, centered)

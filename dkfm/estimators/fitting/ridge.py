@@ -301,7 +301,9 @@ def fit_in_map(
     if penalties is None or options.leave_one_out:
         raise InvalidInputError("Rows are left out with a Gram matrix, which fit has; give from_map a number as alpha.")
     points, root = feature_map.model.original_landmarks, feature_map.root
-    sums, second = out_of_core_rows.compute_feature_moments(points, root, data, targets, feature_map.workspace)
+    sums, second = out_of_core_rows.compute_feature_moments(
+        points, root, data, targets, feature_map.workspace, feature_map.progress
+    )
     coefficients, rounding = ridge.solve_ridge_of_map(second, sums.T, penalties)
     features = Model(data.kernel, points, {"features": Head(root.weights, triangular=root.triangular)})
     scorer, weights = prepare_scorer(features), root.weights @ coefficients
