@@ -197,7 +197,7 @@ def sizing(
     rows, n, d, width : int
         The job scores `rows` rows of d columns against n landmarks, to `width` columns of scores.
     hours : float
-        Largest duration of the job.
+        Largest duration of the job, above 0.
     machines : int, optional
         Number of machines; by default the fewest that finish within `hours`.
     cores : int
@@ -217,6 +217,8 @@ def sizing(
 
     Raises
     ------
+    InvalidInputError
+        A number is not positive.
     BudgetError
         No number of machines finishes within `hours`.
 
@@ -226,9 +228,11 @@ def sizing(
     >>> size.tasks, round(size.core_hours, 1), size.machines, round(size.scheduler_share, 2)
     (33216, 5.6, 1, 0.11)
     """
-    given = {"rows": rows, "n": n, "d": d, "width": width, "cores": cores, "chunk_rows": chunk_rows or 1}
-    for name, value in {**given, "machines": machines or 1}.items():
+    given = {"rows": rows, "n": n, "d": d, "width": width, "cores": cores, "itemsize": itemsize}
+    for name, value in {**given, "chunk_rows": chunk_rows or 1, "machines": machines or 1}.items():
         require_count(value, name)
+    if not hours > 0:
+        raise InvalidInputError(f"hours must be a positive number, and is {hours!r:.60}.")
     job = _Job(rows, n, d, width, cores, chunk_rows, itemsize, constants)
     if machines is not None:
         return job.size_on(machines)
