@@ -104,6 +104,8 @@ def verify_scores(
         A chunk is lost, or differs from its receipt.
     CertificateError
         A row differs from the formula by more than rounding allows, or has another id.
+    InvalidInputError
+        `sample` is not a positive integer, or the input is not of the shape of the output.
 
     Examples
     --------
@@ -116,12 +118,12 @@ def verify_scores(
     ...     found.rows, found.sampled, found.worst < 1
     (300, 300, True)
     """
+    sample = chunking.require_count(sample, "sample")
     output = output_store.read_output(locate(path))
     receipts = marker.read_receipt_table(output)
     _require_undamaged(output, receipts, progress)
     if against is None:
         return ScoresVerification(output.rows, output.n_chunks, 0, 0.0)
-    sample = chunking.require_count(sample, "sample")
     with remote_stores.open_model_folder(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
     _require_names_of_model(output, record)

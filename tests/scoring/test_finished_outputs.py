@@ -294,6 +294,12 @@ def test_a_wrong_score_is_named_beside_what_rounding_allows(model, tmp_path):
         dkfm.verify_scores(tmp_path / "out", shifted)
 
 
+@pytest.mark.parametrize("sample", [0, -1, 2.5, True])
+def test_a_sample_of_no_rows_is_refused_before_any_chunk_is_read(sample, tmp_path):
+    with pytest.raises(InvalidInputError, match="sample must be a positive integer"):
+        dkfm.verify_scores(tmp_path / "nothing", ROWS, sample=sample)
+
+
 @pytest.mark.parametrize("option", ["overwrite", "append"])
 def test_nothing_is_replaced_for_an_option_that_is_neither_true_nor_false(model, option, tmp_path):
     score(model, tmp_path / "scores")
