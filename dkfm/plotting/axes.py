@@ -105,7 +105,7 @@ def add_legend(ax: "Axes", count: int) -> None:
 
 
 def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
-    """Write the figure of some axes to a PNG file and close the figure; replace an earlier file of dkfm.
+    """Write the figure of some axes to a PNG file, atomically, and close it; replace an earlier file of dkfm.
 
     Parameters
     ----------
@@ -123,14 +123,16 @@ def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
     """
     if Path(path).suffix.lower() != ".png":
         raise InvalidInputError(f"A picture is a PNG file, and {path} does not end with .png.")
-    require_replaceable_picture(Path(path))
+    target = Path(path).resolve()  # write to the target of a symbolic link, and keep the link
+    require_replaceable_picture(target)
     panels = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
     if not len(panels):
         raise InvalidInputError("There are no axes to save.")
     figure = panels[0].get_figure(root=True)
     assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
-    with local.translate_write_errors(Path(path)):
-        figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
+    with local.new_file(target, target.parent) as output:
+        figure.savefig(output.file, format="png", dpi=120, metadata={"Software": "dkfm"})
+        output.commit()
     import_pyplot().close(figure)
 
 

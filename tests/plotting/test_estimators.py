@@ -1,5 +1,8 @@
 """Pictures of estimators: each is that of the arrays that the estimator computes."""
 
+import errno
+import os
+
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -145,3 +148,19 @@ def test_pictures_of_several_axes_are_saved_and_only_as_png_into_a_folder(rows, 
     axes = plotting.contours(dkfm.KernelPCA(3, kernel=GAUSSIAN).fit(rows), rows)
     plotting.save_picture(axes, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(rows, tmp_path, monkeypatch):
+    path, pca = tmp_path / "x.png", dkfm.KernelPCA(1, kernel=GAUSSIAN).fit(rows)
+    plotting.save_picture(plotting.contours(pca, rows), path)
+    earlier, axes = path.read_bytes(), plotting.contours(pca, rows)
+
+    def fill_disk(file, **_):
+        file.write(earlier[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(axes[0].figure, "savefig", fill_disk)
+    with pytest.raises(StoreError, match="No space left"):
+        plotting.save_picture(axes, path)
+    assert path.read_bytes() == earlier
+    assert list(tmp_path.iterdir()) == [path]
