@@ -204,7 +204,7 @@ def _plan_without_gram(estimator: Any, rows: PlannedRows, systems: _Systems, sol
     n, d, kernel, columns = rows.n, rows.d, rows.kernel, systems.columns
     product = iterative_solver.product_seconds(kernel, n, d, columns, rows.threads)
     seconds = 2 * n * n * product_costs.value_seconds(kernel, d) / cpus.COUNT  # the certificate
-    tried = max(0, iterative_solver.count_affordable_products(kernel, n, d, columns, rows.threads))
+    tried = iterative_solver.count_affordable_products(kernel, n, d, columns, rows.threads)
     ways, disk, each = [], 0, 0
     if solver != "tiled" and not systems.needs_inverse_diagonal:
         ways.append("conjugate gradients")
