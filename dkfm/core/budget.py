@@ -47,6 +47,21 @@ PIECE_ROWS = 512
 PIECE_COLUMNS = 2048
 """Columns of a piece."""
 
+PASS_TILE_ROWS = 16_384
+"""Largest number of rows of a task of a pass over rows."""
+
+PASS_TILE_VALUES = 2**22
+"""Largest number of values of the rows of such a task: 34 megabytes."""
+
+PASS_PIECE_VALUES = 2**18
+"""Kernel values that such a task holds at a time: two megabytes, which stay in the processor's cache."""
+
+ROUND_CANDIDATES = 2048
+"""Number of candidates of a round, from which pivots are chosen."""
+
+MAX_DROPPED = 2**20
+"""Largest number of residuals that the attribute `dropped_` of a map keeps; it keeps the largest ones."""
+
 _PRODUCT_RATE = 7e10
 """Assumed multiplications and additions a second, one by one, of a product with few columns on all threads."""
 
@@ -167,9 +182,9 @@ def streamed_pivots_bytes(n: int, d: int, r: int, tasks: int = 0) -> int:
     >>> streamed_pivots_bytes(10**6, 5, 1000) < 10**9
     True
     """
-    in_round = 2048 * (3 * 2048 + 2 * r + d) + 2 * r * r
+    in_round = ROUND_CANDIDATES * (3 * ROUND_CANDIDATES + 2 * r + d) + 2 * r * r
     in_pass = 4 * r * r + tasks // _VALUE
-    held = 5 * min(n, 2**20) + 2 * r * (d + 16) + max(in_round, in_pass)
+    held = 5 * min(n, MAX_DROPPED) + 2 * r * (d + 16) + max(in_round, in_pass)
     return _VALUE * held + PROCESS_BYTES + _ROUND_BYTES
 
 
@@ -179,8 +194,8 @@ def pivot_task_bytes(d: int, r: int, blocks: int = 1, copies: int = 1) -> int:
     A task holds its rows, the pivots and what the kernel prepares from them, weights, and a piece of kernel values and
     of features.
     """
-    tile_values, piece_values = min(16_384 * (d + 3), 2**22 + 2**16), 2**18
-    return _VALUE * (tile_values + (1 + copies) * r * (d + 3) + r * (r + 16) + (blocks + 2) * piece_values)
+    held = _pass_tile_values(d) + (1 + copies) * r * (d + 3) + r * (r + 16)
+    return _VALUE * (held + (blocks + 2) * PASS_PIECE_VALUES)
 
 
 def feature_sums_task_bytes(d: int, n: int, r: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
@@ -188,9 +203,13 @@ def feature_sums_task_bytes(d: int, n: int, r: int, columns: int, blocks: int = 
 
     A task holds rows, landmarks and what the kernel prepares from them, weights, sums, and values of a smaller tile.
     """
-    tile_values, piece_rows = min(16_384 * (d + 3 + columns), 2**22 + 2**16), choose_tile_rows(n)
-    held = tile_values + (1 + copies) * n * (d + 3) + n * r + (r + columns) * (r + 1)
-    return _VALUE * (held + piece_rows * (blocks * n + 2 * r))
+    held = _pass_tile_values(d + columns) + (1 + copies) * n * (d + 3) + n * r + (r + columns) * (r + 1)
+    return _VALUE * (held + choose_tile_rows(n) * (blocks * n + 2 * r))
+
+
+def _pass_tile_values(width: int) -> int:
+    """Return the largest number of values of a tile of a pass, of rows of `width` values and three more."""
+    return min(PASS_TILE_ROWS * (width + 3), PASS_TILE_VALUES + 4 * PASS_TILE_ROWS)
 
 
 def columnwise_pivots_seconds(n: int, d: int, r: int, extra_value_seconds: float = 0.0) -> float:

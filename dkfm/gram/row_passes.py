@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core import chunking
+from dkfm.core.budget import PASS_PIECE_VALUES, PASS_TILE_ROWS, PASS_TILE_VALUES
 from dkfm.core.rows import Array, Rows, stack_rows
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import ClusterError, KernelError
@@ -33,20 +34,11 @@ from dkfm.sources.base import Source, read_finite
 Indices = npt.NDArray[np.intp]
 R = TypeVar("R")
 
-_TILE_ROWS = 16_384
-"""Largest number of rows of a task."""
-
 _SMALL_TILE_ROWS = 1024
 """Largest number of rows of a task if the rows are few."""
 
 _TILES = 16
 """Number of tasks if the rows are neither few nor many."""
-
-_TILE_VALUES = 2**22
-"""Largest number of values of the rows of a task: 34 megabytes."""
-
-_PIECE_VALUES = 2**18
-"""Kernel values that a task holds at a time: two megabytes, which stay in the processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +146,7 @@ def choose_tile_rows(n: int, width: int) -> int:
     (16384, 5349, 1250, 750)
     """
     tiles = min(_TILES, 2 * chunking.count_tiles(n, 2 * _SMALL_TILE_ROWS))
-    return max(1, min(_TILE_ROWS, chunking.count_tiles(n, tiles), _TILE_VALUES // max(1, width)))
+    return max(1, min(PASS_TILE_ROWS, chunking.count_tiles(n, tiles), PASS_TILE_VALUES // max(1, width)))
 
 
 def _store(residuals: Array, result: tuple[slice, Array]) -> None:
@@ -264,7 +256,7 @@ def _iter_features(
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
         diagonal = kernel.evaluate_diagonal(X)
     lengths = replace_zero_lengths(row_lengths(diagonal))
-    size = max(16, min(n, _PIECE_VALUES // m))
+    size = max(16, min(n, PASS_PIECE_VALUES // m))
     with _value_buffer.borrow(size, m, np.dtype(np.float64)) as buffer:
         for piece in chunking.row_slices(n, size):
             with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise

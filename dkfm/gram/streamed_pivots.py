@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.budget import MAX_DROPPED, ROUND_CANDIDATES
 from dkfm.core.rows import Array, Rows, stack_rows
 from dkfm.errors import KernelError
 from dkfm.execution.executors import Executor
@@ -34,17 +35,11 @@ from dkfm.sources.base import Source
 
 Indices = npt.NDArray[np.intp]
 
-_CANDIDATES = 2048
-"""Number of candidates of a round, from which pivots are chosen."""
-
 _LARGEST = 512
 """Number of candidates with the largest residuals; the others are drawn at random."""
 
 _ROUND_SHARE = 0.1
 """Share of the largest residual down to which a round accepts pivots."""
-
-_MAX_DROPPED = 2**20
-"""Largest number of residuals that the attribute `dropped_` of a map keeps; it keeps the largest ones."""
 
 
 @dataclass(frozen=True)
@@ -216,10 +211,10 @@ def _draw_candidates(residuals: Array, search: PivotSearch) -> Indices:
 
     blocks = list(iter_blocks(residuals))
     n_drawable = sum(int(np.count_nonzero(block > search.threshold)) for _, block in blocks)
-    if not search.is_random and n_drawable <= _CANDIDATES:
+    if not search.is_random and n_drawable <= ROUND_CANDIDATES:
         return np.concatenate([rows.start + np.flatnonzero(block > search.threshold) for rows, block in blocks])
     totals = np.array([drawable(block).sum() for _, block in blocks])
-    count = _CANDIDATES if search.is_random else _CANDIDATES - _LARGEST
+    count = ROUND_CANDIDATES if search.is_random else ROUND_CANDIDATES - _LARGEST
     in_block = search.rng.choice(len(blocks), count, p=totals / totals.sum())
     drawn = np.empty(count, np.intp)
     for number in np.unique(in_block):
@@ -262,7 +257,7 @@ def _make_pivots(state: _State, norm: float, lowest: float) -> Pivots:
     rank, n, residuals = len(state.numbers), len(state.residuals), state.residuals
     state.largest_residuals[-1] = max(float(residuals.max()), 0.0)  # those of pivots are 0
     residuals[state.numbers] = -inf  # residuals of pivots are not among the dropped ones
-    dropped = _sort_largest(residuals, min(_MAX_DROPPED, n - rank))
+    dropped = _sort_largest(residuals, min(MAX_DROPPED, n - rank))
     largest = np.maximum(np.maximum.accumulate(state.largest_residuals[::-1])[::-1], 0.0)
     limits = np.append(np.full(rank, inf), inf if n > rank else 0.0)
     shares = Residuals(largest, min(lowest, 0.0), norm, RESIDUAL_ROUNDING, limits=limits)

@@ -73,8 +73,8 @@ def test_killed_components_go_on(method, rng, tmp_path, monkeypatch, kill_at, ca
 
 
 def take_small_rounds(monkeypatch):
-    monkeypatch.setattr(row_passes, "_TILE_ROWS", 200)
-    monkeypatch.setattr(streamed_pivots, "_CANDIDATES", 60)
+    monkeypatch.setattr(row_passes, "PASS_TILE_ROWS", 200)
+    monkeypatch.setattr(streamed_pivots, "ROUND_CANDIDATES", 60)
     monkeypatch.setattr(streamed_pivots, "_LARGEST", 20)
 
 

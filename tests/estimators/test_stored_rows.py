@@ -29,7 +29,7 @@ K = kernels.Gaussian(2.0)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(row_passes, "_TILE_ROWS", 100)
+    monkeypatch.setattr(row_passes, "PASS_TILE_ROWS", 100)
     monkeypatch.setattr(streamed_rows, "_TILE_VALUES", 200)
 
 

@@ -47,10 +47,10 @@ def true_residuals(kernel, X, found):
 @pytest.fixture
 def small_rounds(monkeypatch):
     """Rounds of a few candidates, and tiles of a few rows."""
-    monkeypatch.setattr(streamed_pivots, "_CANDIDATES", 16)
+    monkeypatch.setattr(streamed_pivots, "ROUND_CANDIDATES", 16)
     monkeypatch.setattr(streamed_pivots, "_LARGEST", 4)
     monkeypatch.setattr(row_values, "BLOCK_ROWS", 50)
-    monkeypatch.setattr(row_passes, "_TILE_ROWS", 37)
+    monkeypatch.setattr(row_passes, "PASS_TILE_ROWS", 37)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_residuals_in_a_file_have_the_same_bits(is_random, limit, small_rounds, 
 def test_the_largest_dropped_residuals_are_kept(kept, small_rounds, rng, monkeypatch):
     X = rng.normal(size=(300, 2))
     everything = find(kernels.Gaussian(1.0), X, 1e-2).root.dropped_values
-    monkeypatch.setattr(streamed_pivots, "_MAX_DROPPED", kept)
+    monkeypatch.setattr(streamed_pivots, "MAX_DROPPED", kept)
     np.testing.assert_array_equal(find(kernels.Gaussian(1.0), X, 1e-2).root.dropped_values, everything[:kept])
     few = np.array([[0.0], [5.0], [9.0]])  # all are pivots
     assert len(find(kernels.Gaussian(1.0), few).root.dropped_values) == 0
@@ -258,9 +258,9 @@ from dkfm.gram import streamed_pivots, streamed_rows
 # The tiles that two threads hold at the same time are a matter of chance.
 cpus.COUNT = 1
 n, row_values._MAX_MEMORY_BYTES = int(sys.argv[1]), int(sys.argv[2])
-row_values.BLOCK_ROWS, streamed_pivots._MAX_DROPPED = 2**16, 2**10
+row_values.BLOCK_ROWS, streamed_pivots.MAX_DROPPED = 2**16, 2**10
 # Kernel values of many candidates, and large tiles, would hide the rest.
-streamed_pivots._CANDIDATES, streamed_pivots._LARGEST, streamed_rows._TILE_VALUES = 64, 16, 2**16
+streamed_pivots.ROUND_CANDIDATES, streamed_pivots._LARGEST, streamed_rows._TILE_VALUES = 64, 16, 2**16
 with open(sys.argv[3], "wb") as file:
     np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (n, 2)})
     for start in range(0, n, 100_000):

@@ -28,7 +28,7 @@ def count(owner, name):
         return result
     setattr(owner, name, counted)
 
-streamed_pivots._CANDIDATES, streamed_pivots._LARGEST = 200, 50
+streamed_pivots.ROUND_CANDIDATES, streamed_pivots._LARGEST = 200, 50
 count(matrix_free.MatrixFreeGram, "__matmul__")
 count(streamed_pivots, "_run_round")
 with keep_states_until_end(), Client(address) if address != "threads" else nullcontext():

@@ -68,7 +68,7 @@ def preconditioner_seconds(kernel: Kernel, n: int, d: int) -> float:
 def preconditioner_bytes(n: int) -> int:
     """Return the bytes of the features of all rows, which are decomposed in place."""
     r = count_pivots(n)
-    candidates = 2048 * (3 * 2048 + 2 * r)
+    candidates = budget.ROUND_CANDIDATES * (3 * budget.ROUND_CANDIDATES + 2 * r)
     return 8 * (max(n * (r + 16) + max(_PIECE_ROWS * 5 * r // 2, 6 * r * r), candidates + 4 * r * r)) + _OTHER_BYTES
 
 
