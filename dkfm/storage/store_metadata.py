@@ -39,8 +39,8 @@ _TEXT_CODECS: list[tuple[str, dict[str, str]]] = [("vlen-utf8", {}), ("crc32c", 
 """Codecs of an array of text: the ids of an output."""
 
 _ITEMSIZES = {"float64": 8, "float32": 4, "int64": 8}
-_FILL_VALUES: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1, "string": ""}
-"""Fill values by dtype. No score equals one of them, so a lost chunk never reads as scores; an id may be anything."""
+FILL_VALUES: Mapping[str, str | int] = {"float64": "NaN", "float32": "NaN", "int64": -1, "string": ""}
+"""Fill values in metadata by dtype. No score equals one, so lost chunks never read as scores; an id may be anything."""
 
 _SOURCE_ITEMSIZES = {
     **_ITEMSIZES,
@@ -339,7 +339,7 @@ def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
 def _is_own_layout(metadata: Mapping[str, object], shape: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
     return (
         set(metadata) <= _METADATA_KEYS
-        and metadata.get("fill_value") == _FILL_VALUES[str(metadata["data_type"])]
+        and metadata.get("fill_value") == FILL_VALUES[str(metadata["data_type"])]
         and metadata.get("chunk_grid") == {"name": "regular", "configuration": {"chunk_shape": list(chunks)}}
         and metadata.get("chunk_key_encoding") == {"name": "default", "configuration": {"separator": "/"}}
         and metadata.get("attributes") in (None, {})

@@ -243,14 +243,13 @@ def encode_array_metadata(
     shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, dimension_names: tuple[str, ...]
 ) -> bytes:
     """Return the content of ``zarr.json`` for an array of `add_array`."""
-    fill = fill_value(dtype)
     codec, settings = ("vlen-utf8", {}) if dtype == "string" else ("bytes", {"endian": "little"})
     metadata = {
         "shape": shape,
         "data_type": dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": "NaN" if isinstance(fill, float) else fill,
+        "fill_value": store_metadata.FILL_VALUES[dtype],
         "codecs": [{"name": codec, "configuration": settings}, {"name": "crc32c"}],
         "attributes": {},
         "dimension_names": dimension_names,
@@ -263,9 +262,8 @@ def encode_array_metadata(
 
 def fill_value(dtype: str) -> float | str:
     """Return the fill value of an array of dkfm's: NaN, -1 for integers, or no text."""
-    if dtype == "string":
-        return ""
-    return -1 if dtype == "int64" else np.nan
+    fill = store_metadata.FILL_VALUES[dtype]
+    return np.nan if fill == "NaN" else fill
 
 
 def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
