@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core import budget
-from dkfm.core.chunking import row_slices
+from dkfm.core.chunking import require_count, row_slices
 from dkfm.core.frames import column_names, describe_known_names, is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, require_finite, stack_rows
 from dkfm.errors import BudgetError, InvalidInputError, extract_reason
@@ -61,8 +61,8 @@ def load_labelled_rows(
     seed: int,
 ) -> LabelledRows:
     """Return training and test rows in memory, with their labels; sample X with a seed if a sample size is given."""
-    if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 1):
-        raise InvalidInputError(f"sample is a positive number of rows, or None for all of them; got {sample!r:.50}.")
+    if sample is not None:
+        require_count(sample, "sample")
     if test is not None and test_labels is None and isinstance(y, str):
         test_labels = y
     if (test is None) != (test_labels is None):

@@ -262,9 +262,9 @@ def test_json_has_kernels_as_the_command_line_takes_them(rows):
         ({"shrinkage": -1.0}, "^shrinkage must be a finite number >= 0"),
         ({"shrinkage": "best"}, "^shrinkage must be a finite number >= 0"),
         ({"on_indefinite": "auto"}, "^on_indefinite must be one of raise, clip, and is 'auto'"),
-        ({"sample": 0}, "a positive number of rows, or None for all of them; got 0"),
-        ({"sample": 0.5}, "got 0.5"),
-        ({"sample": True}, "got True"),
+        ({"sample": 0}, "sample must be a positive integer, and is 0"),
+        ({"sample": 0.5}, "sample must be a positive integer, and is 0.5"),
+        ({"sample": True}, "sample must be a positive integer, and is True"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(rows, change, said):
