@@ -229,8 +229,9 @@ def sizing(
     (33216, 5.6, 1, 0.11)
     """
     given = {"rows": rows, "n": n, "d": d, "width": width, "cores": cores, "itemsize": itemsize}
-    for name, value in {**given, "chunk_rows": chunk_rows or 1, "machines": machines or 1}.items():
-        require_count(value, name)
+    for name, value in {**given, "chunk_rows": chunk_rows, "machines": machines}.items():
+        if value is not None or name in given:
+            require_count(value, name)
     if not hours > 0:
         raise InvalidInputError(f"hours must be a positive number, and is {hours!r:.60}.")
     job = _Job(rows, n, d, width, cores, chunk_rows, itemsize, constants)

@@ -101,6 +101,9 @@ def test_what_is_no_number_of_a_job_is_refused():
     for wrong in ({"rows": 0}, {"n": 2.5}, {"cores": -1}, {"chunk_rows": -5}, {"machines": -1}, {"itemsize": 0}):
         with pytest.raises(InvalidInputError, match=f"{next(iter(wrong))} must be a positive integer"):
             sizing(**{"rows": 10, "n": 1, "d": 1, "width": 1, **wrong})
+    for optional in ("chunk_rows", "machines"):
+        with pytest.raises(InvalidInputError, match=f"{optional} must be a positive integer, and is 0"):
+            sizing(10, 1, 1, 1, **{optional: 0})
     for hours in (0, -1.0, math.nan):
         with pytest.raises(InvalidInputError, match="hours must be a positive number"):
             sizing(10, 1, 1, 1, hours=hours)
