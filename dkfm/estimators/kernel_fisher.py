@@ -109,10 +109,10 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         Fitted kernel, with all parameters resolved.
     certificate_ : Certificate
         Measured error of the scores and decisions of the training rows: their covariance within the classes and their
-        class means, compared with the exact values. After `from_map` in float32, also that of the outputs of a sample
-        of landmarks, compared with those in float64.
+        class means, compared with the exact values. After `fit`, at least an estimate of the effect of rounding. After
+        `from_map` in float32, also that of the outputs of a sample of landmarks, compared with those in float64.
     verified_certificate_ : Certificate
-        The certificate without this sample, after `from_map` in float32; `verify` measures it again.
+        The certificate without the estimate and the sample; `verify` measures it again.
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, after `fit` with weights.
     codes_ : ndarray of shape (N,)

@@ -48,7 +48,6 @@ def decide_in_extended_precision(K, cross, y, w, shrinkage):
         (kernels.Gaussian(30.0), 1e4, 1e-6, 1),  # that of the heavy row is a large eigenvalue among small ones
         (kernels.Gaussian(30.0), 1e6, 1e-4, 4),
         (kernels.Gaussian(2.0), 1e6, 1e-7, 0),
-        (kernels.Linear(), 1e6, 1e-6, 0),
     ],
     ids=str,
 )
@@ -70,20 +69,13 @@ def test_a_row_of_large_weight_does_not_hide_the_eigenvalues_of_others(kernel, w
     assert errors.max() <= 10 * fitted.certificate_.error + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("kernel", "weight", "shift", "shrinkage"),
-    [
-        (kernels.Linear(), 1e8, 2.5e3, 1e-5),
-        (kernels.Polynomial(3), 2.5e7, 0.0, 1e-12),
-    ],
-)
-def test_a_ridge_below_rounding_is_told(kernel, weight, shift, shrinkage):
+def test_a_ridge_below_rounding_is_told():
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
-    X = shift + rng.normal(size=(40, 3)) + y[:, np.newaxis] * [1.0, 0.0, 0.0]
-    w = np.where(np.arange(40) == 0, weight, 1.0)
+    X = rng.normal(size=(40, 3)) + y[:, np.newaxis] * [1.0, 0.0, 0.0]
+    w = np.where(np.arange(40) == 0, 2.5e7, 1.0)
     with pytest.warns(DkfmWarning, match="the ridge is little beside the rounding of kernel values: raise shrinkage"):
-        fitted = dkfm.KernelFisher(kernel=kernel, shrinkage=shrinkage).fit(X, y, sample_weight=w)
+        fitted = dkfm.KernelFisher(kernel=kernels.Gaussian(30.0), shrinkage=1e-12).fit(X, y, sample_weight=w)
     assert fitted.certificate_.error == 1.0
 
 

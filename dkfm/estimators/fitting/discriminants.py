@@ -37,6 +37,7 @@ from dkfm.numerics.supervised import fisher, shrinkage, spectral_gram
 from dkfm.numerics.supervised.classes import Classes
 from dkfm.numerics.supervised.fisher import Discriminants
 from dkfm.numerics.supervised.fisher_by_systems import solve_discriminants_by_systems
+from dkfm.numerics.supervised.kernel_rank import bound_rank
 
 _RIDGE_REMEDY = (
     "the ridge is little beside the rounding of kernel values: raise shrinkage, centre the columns of X, or give rows "
@@ -112,9 +113,9 @@ def fit_discriminants(
     with open_certificate_scorer(model, "scores", len(classes.weights)) as scorer:
         measured = certify_discriminants(scorer, data, {**values, **weights}, result.ridge)
     remedy = _RIDGE_REMEDY if result.rounding > measured.error else MEAN_REMEDY
-    measured = measured.combine(Certificate(result.rounding, result.rounding, 0))
-    warn_of_rounding(measured, model, remedy)
-    return model, {**values, "certificate": measured}
+    certified = measured.combine(Certificate(result.rounding, result.rounding, 0))
+    warn_of_rounding(certified, model, remedy)
+    return model, {**values, "certificate": certified, "verified_certificate": measured}
 
 
 def _solve_without_gram(
@@ -141,6 +142,7 @@ def _solve_in_memory(
 ) -> tuple[float, Discriminants]:
     """Return the shrinkage and the discriminants from the Gram matrix in memory."""
     kernel, n, d = data.kernel, data.indexable_rows.shape[0], data.float64s_per_row
+    rank_bound = bound_rank(kernel, data.indexable_rows.shape[1])
     clips = options.on_indefinite == "clip" and not _is_known_conditionally_psd(kernel)
     by_eigenvalues = _needs_eigenvalues(options, kernel)
     has_room = decomposes or memory.has_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
@@ -149,10 +151,15 @@ def _solve_in_memory(
     log_stage("root", f"discriminants from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar(seconds if decomposes else 0.0, options.progress):
         if options.shrinkage is None:
-            return _choose_shrinkage_and_solve(K, classes, options.on_indefinite, by_eigenvalues, clips)
+            return _choose_shrinkage_and_solve(K, classes, options.on_indefinite, by_eigenvalues, clips, rank_bound)
         spectral = by_eigenvalues or (None if has_room else False)
         return options.shrinkage, fisher.solve_discriminants(
-            K, classes, options.shrinkage, by_eigenvalues=spectral, on_indefinite=options.on_indefinite
+            K,
+            classes,
+            options.shrinkage,
+            by_eigenvalues=spectral,
+            on_indefinite=options.on_indefinite,
+            rank_bound=rank_bound,
         )
 
 
@@ -179,7 +186,7 @@ def _needs_eigenvalues(options: DiscriminantOptions, kernel: Kernel) -> bool:
 
 
 def _choose_shrinkage_and_solve(
-    K: Array, classes: Classes, on_indefinite: str, by_eigenvalues: bool, clips: bool
+    K: Array, classes: Classes, on_indefinite: str, by_eigenvalues: bool, clips: bool, rank_bound: float
 ) -> tuple[float, Discriminants]:
     """Return the shrinkage that cross-validation selects, and the discriminants; K is overwritten.
 
@@ -188,9 +195,14 @@ def _choose_shrinkage_and_solve(
     if clips or shrinkage.has_dominant_fold(K.diagonal(), classes):
         chosen = shrinkage.choose_shrinkage_by_folds(K, classes, on_indefinite)
         return chosen, fisher.solve_discriminants(
-            K, classes, chosen, by_eigenvalues=by_eigenvalues or None, on_indefinite=on_indefinite
+            K,
+            classes,
+            chosen,
+            by_eigenvalues=by_eigenvalues or None,
+            on_indefinite=on_indefinite,
+            rank_bound=rank_bound,
         )
-    spectral = spectral_gram.decompose_gram(K, classes, on_indefinite)
+    spectral = spectral_gram.decompose_gram(K, classes, on_indefinite, rank_bound)
     with single_blas_thread():
         most = 1 if is_inside_worker() else cpus.COUNT
         threads = shrinkage.count_threads(len(classes.codes), memory.clear_caches_and_measure_memory(), most)
@@ -230,9 +242,8 @@ def fit_in_map(
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
     values["mean"] = W @ mean
     scorer = prepare_scorer(fitted_model)
-    measured = certify_discriminants(scorer, landmarks, values, result.ridge)
+    measured = values["verified_certificate"] = certify_discriminants(scorer, landmarks, values, result.ridge)
     if model.dtype == np.float32:  # squared lengths do not show how much of the outputs its rounding is
-        values["verified_certificate"] = measured
         exact = cast_model(Model(model.kernel, model.original_landmarks, heads), np.dtype(np.float64))
         rows = sample_scorer_and_kernel_rows(landmarks)[0]
         measured = measured.combine(certify_cast(scorer, prepare_scorer(exact), rows, values))

@@ -46,12 +46,17 @@ class Discriminants:
     direction_inner_products: Array | None = None
     """Inner products u'u of the discriminants of a map. Shape (q, q)."""
     rounding: float = 0.0
-    """Relative change of the directions that rounding of eigenvalues may cause without changing the training scores:
-    positive for unequal weights, and 1 if the ridge is negligible beside rounding."""
+    """Estimate, at most 1, of the relative error of the scores that rounding of the kernel values causes."""
 
 
 def solve_discriminants(
-    K: Array, classes: Classes, shrinkage: float, *, by_eigenvalues: bool | None = None, on_indefinite: str = "raise"
+    K: Array,
+    classes: Classes,
+    shrinkage: float,
+    *,
+    by_eigenvalues: bool | None = None,
+    on_indefinite: str = "raise",
+    rank_bound: float = np.inf,
 ) -> Discriminants:
     """Find the discriminants of a Gram matrix.
 
@@ -69,6 +74,8 @@ def solve_discriminants(
         default, the matrix is decomposed if rounding exceeds a millionth of the ridge.
     on_indefinite : {"raise", "clip"}
         Whether to raise an error or to drop the negative part.
+    rank_bound : float
+        Upper bound of the rank of the centred matrix.
 
     Raises
     ------
@@ -94,11 +101,9 @@ def solve_discriminants(
         rounding = estimate_rounding(float(np.trace(K)), means, weighting)
         by_eigenvalues = by_eigenvalues is None and rounding > _MAX_ROUNDING * ridge
     if by_eigenvalues:
-        return solve_from_eigenvectors(decompose_centred(K, Y, on_indefinite, means, weighting), classes, shrinkage)
-    C = _solve_by_cholesky(K, Y, ridge, rounding)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
-        residual = ridge * (Y.T @ C)
-    return make_discriminants(C, residual, means, classes, ridge)
+        spectral = decompose_centred(K, Y, on_indefinite, means, weighting, rank_bound)
+        return solve_from_eigenvectors(spectral, classes, shrinkage)
+    return solve_from_coefficients(_solve_by_cholesky(K, Y, ridge, rounding), Y, means, classes, ridge, rounding)
 
 
 def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage: float) -> Discriminants:
@@ -107,23 +112,53 @@ def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage:
     spectral = spectral.include_small_values(ridge)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
         residual = spectral.indicator_residual_products(ridge)
-        coefficients = spectral.solve_ridge_coefficients(ridge)
-    found = make_discriminants(coefficients, residual, spectral.gram_row_means, classes, ridge)
-    rounding = min(1.0, spectral.estimate_error(ridge))
-    is_unequal = bool((classes.weights != classes.weights[0]).any())
-    return replace(found, rounding=rounding if rounding == 1 or is_unequal else 0.0)
+        C = spectral.solve_ridge_coefficients(ridge)
+    directions = _solve_finite_directions(residual, classes, ridge)
+    rounding = spectral.estimate_score_error(ridge, directions.combinations)
+    if (classes.weights != classes.weights[0]).any():  # scores of rows of little weight may err more
+        rounding = max(rounding, spectral.estimate_function_error(ridge))
+    return _make_discriminants(C, directions, spectral.gram_row_means, classes, ridge, rounding)
 
 
-def make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
-    """Return the discriminants from ``C = R Y`` (N, C), ``ridge Y'RY`` (C, C) and the ridge ``N lambda``."""
+def solve_from_coefficients(
+    C: Array, Y: Array, means: Array, classes: Classes, ridge: float, rounding: float
+) -> Discriminants:
+    """Find the discriminants from ``C = R Y`` (N, C) and the ridge ``N lambda``; see `solve_discriminants`.
+
+    `rounding` is the rounding error of the eigenvalues of the centred Gram matrix, and `means` (N,) of the rows of K.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
+        directions = _solve_finite_directions(ridge * (Y.T @ C), classes, ridge)
+        # R E c, the change by a rounding error E, gives training scores that are not longer than E c.
+        coordinates = C @ directions.combinations
+        scores = Y @ directions.combinations - ridge * coordinates
+        errors, lengths = rounding * np.linalg.norm(coordinates, axis=0), np.linalg.norm(scores, axis=0)
+        share = float(np.nan_to_num(errors / lengths, nan=np.inf).max(initial=0.0))
+    return _make_discriminants(C, directions, means, classes, ridge, share)
+
+
+def _solve_finite_directions(residual: Array, classes: Classes, ridge: float) -> "_Directions":
+    """Return the directions from ``ridge Y'RY`` (C, C) and the ridge ``N lambda``; raise if they overflow."""
     if not np.isfinite(residual).all():
         raise InvalidInputError(
             f"The coefficients of discriminants with a ridge of {ridge:.1e} overflow; scale the kernel or the rows up."
         )
-    directions = solve_directions(residual / classes.total, classes)
+    return solve_directions(residual / classes.total, classes)
+
+
+def _make_discriminants(
+    C: Array, directions: "_Directions", means: Array, classes: Classes, ridge: float, rounding: float
+) -> Discriminants:
     with np.errstate(over="ignore", invalid="ignore"):  # the certificate reports values that overflow
         b = Weighting(classes.weights).apply_weighted_centring_adjoint(C @ directions.combinations)
-    return Discriminants(b, means @ b, directions.between_class_variances, directions.means, ridge / classes.total)
+    return Discriminants(
+        b,
+        means @ b,
+        directions.between_class_variances,
+        directions.means,
+        ridge / classes.total,
+        rounding=min(1.0, rounding),
+    )
 
 
 def solve_discriminants_of_map(

@@ -61,4 +61,4 @@ def solve_discriminants_by_systems(
     solved = solve(ridge, np.column_stack([Y, u]))
     C, along = solved[:, :-1], solved[:, -1]
     C -= np.outer(along, (u @ C) / (u @ along))
-    return fisher.make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
+    return fisher.solve_from_coefficients(C, Y, means, classes, ridge, rounding)

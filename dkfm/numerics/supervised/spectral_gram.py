@@ -23,9 +23,6 @@ _CUT = 16.0
 _ONE_SIDED = 4.0
 """Ratio of the largest to the most negative eigenvalue counted as rounding above which some are not rounding."""
 
-_CLEAR_GAP = 1e6
-"""Ratio of the lowest eigenvalue above rounding to rounding above which the matrix counts as rank-deficient."""
-
 _BLOCK_ROWS = 256
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -49,6 +46,8 @@ class SpectralGram:
     """The other eigenvalues, which are rounding errors or belong to a negative part. Shape (N - r,)."""
     omitted_coordinates: Array
     """Coordinates of Y in their eigenvectors. Shape (N - r, C)."""
+    is_complete: bool
+    """Whether the eigenvalues above rounding are as many as the kernel can have, so that the others are 0."""
 
     @property
     def vectors(self) -> Array:
@@ -80,12 +79,12 @@ class SpectralGram:
         """Return a decomposition that also keeps the eigenvalues whose rounding error is small beside a ridge.
 
         Dropping a small eigenvalue causes an error of its square root at new rows, which may be far larger than its
-        rounding error. If all dropped eigenvalues are rounding errors, as for a rank-deficient matrix, none is added.
+        rounding error. If all dropped eigenvalues are rounding errors, none is added.
         The vectors are reordered in place, so this object must not be used afterwards.
         """
         sizes = self.omitted_values / np.maximum(self.noise[: len(self.omitted_values)], _TINY)
         is_one_sided = sizes.max(initial=0.0) > _ONE_SIDED * -sizes.min(initial=0.0)
-        is_included = self._find_small_noise(ridge) & is_one_sided & (not self._has_lower_rank)
+        is_included = self._find_small_noise(ridge) & is_one_sided & (not self.is_complete)
         order = np.concatenate([np.flatnonzero(~is_included), np.flatnonzero(is_included)])
         _reorder_columns(self.all_vectors[:, : len(order)], order)
         return SpectralGram(
@@ -96,45 +95,72 @@ class SpectralGram:
             np.concatenate([self.noise[order], self.noise[len(order) :]]),
             self.omitted_values[~is_included],
             self.omitted_coordinates[~is_included],
+            self.is_complete,
         )
 
-    def estimate_error(self, ridge: float) -> float:
-        """Estimate the relative norm of the function by which rounding changes ``R Y``; 0 without a ridge.
+    def estimate_score_error(self, ridge: float, combinations: Array) -> float:
+        """Estimate the error of the training scores of ``R Y A``, relative to their norms; 0 without a ridge.
 
-        Let c be the coordinates of ``R Y``. A rounding error E of the matrix changes them by ``R E c``, a function with
-        a norm of at most ``|E c| / (2 sqrt(ridge))``. In addition, an eigenvalue that is hidden by rounding may be
-        missing. Neither error occurs for a rank-deficient matrix, whose functions of small eigenvalues are 0.
+        `combinations` are A (C, q). Let c be the coordinates of ``R Y A``. A rounding error E of the matrix changes the
+        scores by ``G R E c``, which is not longer than ``E c``. An eigenvalue that is hidden by rounding is not larger
+        than it, and changes them as much.
         """
         if ridge == 0:  # eigenvalues hidden by rounding are 0 by definition
             return 0.0
         first = len(self.omitted_values)
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as infinite
-            all_values, noise = np.concatenate([self.omitted_values, self.values]) / ridge, self.noise / ridge
-            values = np.maximum(all_values, 0.0)
-            solved = np.concatenate([self.omitted_coordinates, self.coordinates]) / (values + 1)[:, np.newaxis]
-            lengths = np.sqrt(values)  # norms of the functions whose coordinates are 1
-            norms = np.linalg.norm(lengths[first:, np.newaxis] * solved[first:], axis=0)
-            if self._has_lower_rank:
-                errors = (lengths / (values + 1))[first:].max(initial=0.0) * noise
-                errors[:first] = 0.0
+            values, coordinates, noise = self._divide_by_ridge(ridge, combinations)
+            solved = coordinates / (values + 1)
+            if self.is_complete:
+                changes = self._mix_coordinates(noise, coordinates) / (values[first:] + 1)
+            else:
+                noise[:first] = np.where(self._is_negative[:, np.newaxis], 0.0, np.maximum(noise, values)[:first])
+                changes = noise * solved
+            return _find_largest_share(changes, (values * solved)[first:])
+
+    def estimate_function_error(self, ridge: float) -> float:
+        """Estimate the relative norm of the function by which rounding changes ``R Y``; 0 without a ridge.
+
+        Let c be the coordinates of ``R Y``. A rounding error E of the matrix changes them by ``R E c``, a function with
+        a norm of at most ``|E c| / (2 sqrt(ridge))``. In addition, an eigenvalue that is hidden by rounding may be
+        missing.
+        """
+        if ridge == 0:
+            return 0.0
+        first = len(self.omitted_values)
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as infinite
+            values, coordinates, noise = self._divide_by_ridge(ridge, np.eye(self.coordinates.shape[1]))
+            solved, lengths = coordinates / (values + 1), np.sqrt(values)  # lengths of functions of coordinates 1
+            if self.is_complete:
+                changes = self._mix_coordinates(noise, coordinates) / (values[first:] + 1) / lengths[first:]
             else:
                 errors = noise / 2
-                errors[:first] = np.where(self._find_small_noise(ridge), errors[:first], lengths[:first])
-                errors[:first][all_values[:first] < -_CUT * noise[:first]] = 0.0  # a negative part is dropped
-            changes = np.linalg.norm(errors[:, np.newaxis] * solved, axis=0)
-            shares = changes[norms != 0] / norms[norms != 0]
-        return float(np.nan_to_num(shares, nan=np.inf).max(initial=0.0))
+                is_small = self._find_small_noise(ridge)[:, np.newaxis]
+                errors[:first] = np.where(is_small, errors[:first], lengths[:first])
+                errors[:first][self._is_negative] = 0.0
+                changes = errors * solved
+            return _find_largest_share(changes, (lengths * solved)[first:])
+
+    def _divide_by_ridge(self, ridge: float, combinations: Array) -> tuple[Array, Array, Array]:
+        """Return all eigenvalues (N, 1), at least 0, the coordinates of ``Y A`` (N, q), and the noise (N, 1).
+
+        Eigenvalues and noise are divided by the ridge.
+        """
+        values = np.maximum(np.concatenate([self.omitted_values, self.values]) / ridge, 0.0)
+        coordinates = np.concatenate([self.omitted_coordinates, self.coordinates]) @ combinations
+        return values[:, np.newaxis], coordinates, (self.noise / ridge)[:, np.newaxis]
+
+    def _mix_coordinates(self, noise: Array, coordinates: Array) -> Array:
+        """Return the coordinates (r, q) that rounding of the eigenvectors above it takes from all N eigenvectors."""
+        n, first = len(noise), len(self.omitted_values)
+        mixed: Array = np.sqrt(noise[first:] / n) * np.linalg.norm(np.sqrt(noise) * coordinates, axis=0)
+        return mixed
 
     @property
-    def _has_lower_rank(self) -> bool:
-        """Whether all dropped eigenvalues seem to be 0, because the kept ones are far above the rounding of any vector.
-
-        Rounding that differs between vectors mixes them, so the kept eigenvalues must then be larger by this ratio.
-        """
-        if not len(self.values):
-            return False
-        spread = self.noise.max() / max(self.noise.min(), _TINY)
-        return bool(self.values.min() >= _CLEAR_GAP * spread * self.noise.max())
+    def _is_negative(self) -> Mask:
+        """Mask (N - r,) of the dropped eigenvalues that belong to a negative part."""
+        negative: Mask = self.omitted_values < -_CUT * self.noise[: len(self.omitted_values)]
+        return negative
 
     def _find_small_noise(self, ridge: float) -> Mask:
         """Return a mask (N - r,) of the dropped eigenvalues whose rounding error is small beside a ridge."""
@@ -142,15 +168,28 @@ class SpectralGram:
         return small
 
 
-def decompose_gram(K: Array, classes: Classes, on_indefinite: str) -> SpectralGram:
+def _find_largest_share(changes: Array, values: Array) -> float:
+    """Return the largest norm of a column of changes (m, q), as a share of that of values (p, q), unless that is 0."""
+    norms = np.linalg.norm(values, axis=0)
+    shares = np.linalg.norm(changes, axis=0)[norms != 0] / norms[norms != 0]
+    return float(np.nan_to_num(shares, nan=np.inf).max(initial=0.0))
+
+
+def decompose_gram(K: Array, classes: Classes, on_indefinite: str, rank_bound: float = np.inf) -> SpectralGram:
     """Centre and decompose a Gram matrix, which is overwritten; only the lower triangle is read."""
     weighting = Weighting(classes.weights)
     means = center_and_weigh_gram_in_place(K, weighting)
-    return decompose_centred(K, classes.sqrt_weighted_centred_indicators(), on_indefinite, means, weighting)
+    Y = classes.sqrt_weighted_centred_indicators()
+    return decompose_centred(K, Y, on_indefinite, means, weighting, rank_bound)
 
 
-def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
-    """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K set the scale of rounding."""
+def decompose_centred(
+    G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting, rank_bound: float = np.inf
+) -> SpectralGram:
+    """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K set the scale of rounding.
+
+    `rank_bound` is an upper bound of its rank.
+    """
     values, vectors = eigh_in_place(G)
     lowest, highest = float(values[0]), float(values[-1])
     trace_of_mean = weighting.compute_trace_of_mean(means)
@@ -166,7 +205,10 @@ def decompose_centred(G: Array, Y: Array, on_indefinite: str, means: Array, weig
     _reorder_columns(vectors, order)
     values, noise, coordinates = values[order], noise[order], vectors.T @ Y
     first = len(values) - int(is_kept.sum())
-    return SpectralGram(values[first:], vectors, coordinates[first:], means, noise, values[:first], coordinates[:first])
+    omitted, is_complete = values[:first], len(values) - first >= rank_bound
+    return SpectralGram(
+        values[first:], vectors, coordinates[first:], means, noise, omitted, coordinates[:first], is_complete
+    )
 
 
 def _reorder_columns(vectors: Array, order: Indices) -> None:
