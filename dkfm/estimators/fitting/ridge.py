@@ -29,6 +29,7 @@ from dkfm.gram.linear_systems.tiled_direct_solver import SystemOptions
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.certificates.ridge import PredictionErrors
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import ridge
@@ -238,9 +239,10 @@ def fit_ridge(
         solution = _solve_without_gram(data, scaled, options, cast("Array", penalties), solver)
     else:
         solution = _solve_in_memory(data, scaled, options, penalties, path, per_target, bool(reason))
-    model = _make_model(Model(data.kernel, data.indexable_rows, {}), solution.coefficients * scale, stored, dtype)
+    exact = _make_model(Model(data.kernel, data.indexable_rows, {}), solution.coefficients * scale, stored)
+    model = cast_model(exact, dtype)
     remedy = _PATH_REMEDY if path is not None else _CG_REMEDY if solver == "cg" else _REMEDY
-    fitted = _certify_and_collect_fitted(model, data, solution, scale, stored, remedy=remedy)
+    fitted = _certify_and_collect_fitted(model, exact, data, solution, scale, stored, remedy=remedy)
     if path is not None:
         with np.errstate(over="ignore", under="ignore"):
             fitted |= {"alphas": path, "loo_errors": cast("Array", solution.path_errors) * scale * scale}
@@ -308,21 +310,23 @@ def fit_in_map(
     features = Model(data.kernel, points, {"features": Head(root.weights, triangular=root.triangular)})
     scorer, weights = prepare_scorer(features), root.weights @ coefficients
     predicted = np.concatenate([scorer("features", tile) @ coefficients for tile in landmarks.iter_row_tiles()])
-    model = _make_model(features, weights, stored, feature_map.model.dtype)
+    exact = _make_model(features, weights, stored)
+    model = cast_model(exact, feature_map.model.dtype)
     solution = RidgeSolution(penalties, weights, predicted, targets.max_abs_values)
     # A certificate on the landmarks does not show errors of sums over rows of small weight.
     lost = rounding if (targets.weights != targets.weights[0]).any() else 0.0
     scale = np.ones(targets.n_columns)
-    return model, _certify_and_collect_fitted(model, landmarks, solution, scale, stored, lost), penalties
+    return model, _certify_and_collect_fitted(model, exact, landmarks, solution, scale, stored, lost), penalties
 
 
-def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge], dtype: np.dtype[np.floating]) -> Model:
+def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge]) -> Model:
     heads = {name: Head(coefficients, link=link) for name, link in stored.head_links.items()}
-    return cast_model(Model(base.kernel, base.landmarks, heads), dtype)
+    return Model(base.kernel, base.landmarks, heads)
 
 
 def _certify_and_collect_fitted(
     model: Model,
+    exact: Model,
     landmarks: TrainingData,
     solution: RidgeSolution,
     scale: Array,
@@ -332,15 +336,20 @@ def _certify_and_collect_fitted(
 ) -> dict[str, object]:
     """Return the fitted values of a solution by name, with a certificate, which has at least the error `rounding`.
 
-    The targets of the solution were divided by `scale`; `remedy` is named if the certificate is too large.
+    `exact` is the model in float64. The targets of the solution were divided by `scale`; `remedy` is named if the
+    certificate is too large.
     """
     values, scales = solution.fitted_values * scale, solution.max_abs_targets * scale
-    with open_certificate_scorer(model, stored.output_head_name, len(values)) as scorer:
-        errors = stored.measure_predictions(scorer, landmarks, values)
+
+    def measure(measured_model: Model) -> PredictionErrors:
+        with open_certificate_scorer(measured_model, stored.output_head_name, len(values)) as scorer:
+            return stored.measure_predictions(scorer, landmarks, values)
+
+    errors = measure(model)
     # Norms are those of the float64 solution. Errors are not relative to norms that they make larger.
-    smaller_norms = norms = solution.bound_norms(np.zeros(len(scale))) * scale
-    if model.dtype == np.float64:
-        norms = solution.bound_norms(errors.largest / scale) * scale
+    of_solution = errors if model.dtype == np.float64 else measure(exact)
+    norms = solution.bound_norms(of_solution.largest / scale) * scale
+    smaller_norms = solution.bound_norms(np.zeros(len(scale))) * scale
     measured = errors.to_certificate(scales, smaller_norms).combine(Certificate(rounding, rounding, 0))
     warn_of_rounding(measured, model, remedy)
     fitted: dict[str, object] = {"fitted_values": values, "target_scales": scales, "norms": norms}
