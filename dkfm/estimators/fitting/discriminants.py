@@ -236,6 +236,7 @@ def fit_in_map(
             model.original_landmarks, root, data, classes, feature_map.workspace, feature_map.progress
         )
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
+    del second  # so that the buffers of the certificate take its place
     heads = fisher.make_discriminant_heads(result, classes, options.n_components)
     fitted_model = cast_model(Model(model.kernel, model.original_landmarks, heads), model.dtype)
     mean = sums.sum(axis=0) / classes.total
