@@ -50,7 +50,7 @@ class Verification:
         median, largest = float(np.median(self.residuals)), float(self.residuals.max())
         limit = "compared with no bound, for this map knows none"
         if self.bound is not None:
-            limit = f"and at most {self.bound:.1e} of the largest by their residuals"
+            limit = f"and at most {self.bound:.1e} of the largest by their residuals, plus rounding"
         residuals = f"residuals: k(z, z) - |phi(z)|^2 has the median {median:.1e}, at most {largest:.1e}, in units of k"
         if self.bound == np.inf:
             limit, residuals = "without a bound", "residuals: none, for the kernel was clipped"
