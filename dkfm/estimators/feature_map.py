@@ -329,9 +329,8 @@ class ExactFeatureMap(KernelTransformer):
 
         They are ``k(z, z) - |phi(z)|^2``, clipped at 0, over features that are not mostly rounding. They bound the
         error for two new points: ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding,
-        which is about ``16 eps condition_`` of ``sqrt(k(z, z) k(w, w))`` at most: nothing is known of rows that consist
-        of features close to rounding. Training rows have smaller residuals than similar new rows. For a clipped kernel, residuals
-        are neither distances nor bounds.
+        which is at most about ``16 eps condition_`` of ``sqrt(k(z, z) k(w, w))``. Training rows have smaller residuals
+        than similar new rows. For a clipped kernel, residuals are neither distances nor bounds.
 
         Parameters
         ----------

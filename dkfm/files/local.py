@@ -39,6 +39,8 @@ def as_local_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise StoreError(f"A path must be text, a Path or a URL, and is {path!r:.100}.")
+    if not text:
+        raise StoreError("A path is empty text; '.' is the current folder.")
     if "://" in text:
         raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
     path = Path(text)

@@ -38,7 +38,7 @@ def parse_remote(path: object) -> "Remote | None":
 
 
 def locate(path: object) -> Location:
-    """Return the location of a path or a URL; a path is made absolute.
+    """Return the location of a path or a URL; a path is made absolute, without ``..`` unless it follows a link.
 
     Raises
     ------
@@ -46,7 +46,12 @@ def locate(path: object) -> Location:
         It is neither a path nor a URL.
     """
     remote = parse_remote(path)
-    return as_local_path(path).absolute() if remote is None else remote  # type: ignore[arg-type]  # it refuses other types
+    if remote is not None:
+        return remote
+    given = as_local_path(path).absolute()  # type: ignore[arg-type]  # it refuses other types
+    normal = os.path.normpath(given)
+    is_same = ".." in given.parts and os.path.realpath(normal) == os.path.realpath(given)
+    return Path(normal) if is_same else given
 
 
 def is_remote(location: Location) -> bool:
@@ -97,8 +102,8 @@ def stamp(location: Location, *, include_ctime: bool = False) -> str:
     return location.compute_tree_stamp()
 
 
-def require_no_foreign_suffix(written: Location, what: str, *, allow_parquet: bool = False) -> None:
-    """Raise an InvalidInputError if the name of a store to write has the suffix of another format.
+def require_writable(written: Location, what: str, *, allow_parquet: bool = False) -> None:
+    """Raise if a store to write has the suffix of another format, or is on a file system where none can be written.
 
     Parameters
     ----------
@@ -109,13 +114,22 @@ def require_no_foreign_suffix(written: Location, what: str, *, allow_parquet: bo
     allow_parquet : bool
         Whether a name that ends in ``.parquet`` stands for a folder of Parquet files.
 
+    Raises
+    ------
+    InvalidInputError
+        The suffix is that of another format.
+    StoreError
+        The file system lets no single writer win.
+
     Examples
     --------
-    >>> require_no_foreign_suffix(Path("scores.zarr"), "output")
-    >>> require_no_foreign_suffix(Path("model.pkl"), "model")
+    >>> require_writable(Path("scores.zarr"), "output")
+    >>> require_writable(Path("model.pkl"), "model")
     Traceback (most recent call last):
     dkfm.errors.InvalidInputError: The model model.pkl cannot be a .pkl file; dkfm writes Zarr: name it model.zarr.
     """
+    if isinstance(written, Remote):
+        written.require_exclusive_creation()
     suffix, name = PurePath(str(written)).suffix, PurePath(str(written)).stem
     if suffix.lower() not in _OTHER_FORMATS or (allow_parquet and suffix == _PARQUET):
         return

@@ -111,6 +111,11 @@ class Remote:
             "written", lambda files, path: fsspec_access.create_exclusively(files, path, data, str(remote))
         )
 
+    def require_exclusive_creation(self) -> None:
+        """Raise a StoreError, without a request, if `create` does not work on this file system."""
+        with self.open_filesystem("written") as (files, _):
+            fsspec_access.require_exclusive_creation(files, str(self))
+
     def replace(self, name: str, data: bytes) -> None:
         """Write an object, and replace one that exists."""
         self.join(name)._request("written", lambda files, path: files.pipe_file(path, data))

@@ -24,7 +24,7 @@ from dkfm.execution.job_input import ensure_rows_on_disk, open_input
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files.change_detection import Watch
-from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_no_foreign_suffix
+from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_writable
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -134,7 +134,7 @@ def open_job(
 ) -> Iterator[ScoringJob]:
     """Yield a checked and planned job; temporary copies of its inputs live as long. The destination is not changed."""
     chunk_rows, target, client = _check_request(request), locate(request.destination), find_client(client)
-    require_no_foreign_suffix(target, "output", allow_parquet=True)
+    require_writable(target, "output", allow_parquet=True)
     if isinstance(model, Savable):
         trusted = serialization.function_paths(model.kernel_)
     else:

@@ -40,6 +40,9 @@ _WITHOUT_LABELS = "it has no labels of classes, as in earlier versions"
 _MAX_NAME_LENGTH = 100
 """Longest name of an array, in bytes."""
 
+_MAX_TABLE_COLUMNS = 2**20
+"""Largest number of columns of a table; a Zarr store has metadata with which the width of an output is compared."""
+
 _MAX_LABEL = 2**64
 """Integer labels are smaller than this."""
 
@@ -297,6 +300,8 @@ def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
         raise ValueError("a size or a type")
     if settings.get("id_dtype") == "string" and chunk_rows > MAX_TEXT_ROWS:
         raise ValueError("a size")
+    if own.get("form") == PARQUET and sum(entry.width for entry in columns) > _MAX_TABLE_COLUMNS:
+        raise ValueError("a number of columns")
     names = [entry.output for entry in columns]
     if len(set(names)) != len(names) or settings.get("id_column") in names:
         raise ValueError("an output that stands twice")

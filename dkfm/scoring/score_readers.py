@@ -210,7 +210,9 @@ def _read_table(output: Output, receipt: ChunkReceipt) -> "pa.Table":
                 raise _make_lost_chunk_error(output, receipt.chunk)
             opened.seek(0)
             with reopen_natively(opened) as file, pq.ParquetFile(file, pre_buffer=False) as table:
-                if table.schema_arrow.names != chunk_format.names or table.metadata.num_rows != receipt.rows:
+                schema = table.schema_arrow
+                is_of_output = schema.names == chunk_format.names and chunk_format.has_types(schema)
+                if not is_of_output or table.metadata.num_rows != receipt.rows:
                     raise _make_lost_chunk_error(output, receipt.chunk)
                 return table.read(use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -299,7 +301,12 @@ def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[Ch
 
     def read(receipt: ChunkReceipt) -> _Block:
         table, rows = _read_table(output, receipt), output.chunk_slice(receipt.chunk)
-        block = np.column_stack([chunk_format.read_scores(table.column(column), selected) for column in selected.names])
-        return block, np.arange(rows.start, rows.stop) if ids is None else ids_to_numpy(table.column(ids))
+        try:
+            scores = [chunk_format.read_scores(table.column(column), selected) for column in selected.names]
+        except ValueError as error:  # a label that is no class
+            raise _make_lost_chunk_error(output, receipt.chunk, f": {extract_reason(error)}") from None
+        return np.column_stack(scores), np.arange(rows.start, rows.stop) if ids is None else ids_to_numpy(
+            table.column(ids)
+        )
 
     return read

@@ -19,7 +19,7 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local, temporary_folders
-from dkfm.files.location import locate, parse_remote, require_no_foreign_suffix
+from dkfm.files.location import locate, parse_remote, require_writable
 from dkfm.files.object_store import Remote
 from dkfm.storage import json_reading, own_files, store_metadata, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
@@ -43,7 +43,7 @@ def save_model(path: str | Path, record: Record, *, overwrite: bool = False) -> 
     UnreachableError
         The upload failed; files that were uploaded have no marker and can be overwritten.
     """
-    require_no_foreign_suffix(locate(path), "model")
+    require_writable(locate(path), "model")
     remote = parse_remote(path)
     if remote is None:
         return save_record(local.as_local_path(path).absolute(), record, overwrite=overwrite)
@@ -86,7 +86,7 @@ def require_writable_location(path: str | Path, *, overwrite: bool = False) -> N
     StoreExistsError
         Something exists there that is not replaced.
     """
-    require_no_foreign_suffix(locate(path), "model")
+    require_writable(locate(path), "model")
     remote = parse_remote(path)
     if remote is None and overwrite:
         zarr_store.read_replaceable_attributes(local.as_local_path(path).absolute(), "model", overwrite=True)

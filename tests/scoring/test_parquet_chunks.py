@@ -132,6 +132,9 @@ IDS = {
     "codes of bytes": pa.array([bytes([200, i]) if i else None for i in range(20)], type=pa.binary(2)),
     "text": pa.array([f"{i}" if i else None for i in range(20)]),
 }
+if int(pa.__version__.split(".")[0]) >= 18:  # earlier ones cannot write them to Parquet
+    IDS["views of text"] = pa.array([f"{i}" if i else None for i in range(20)], type=pa.string_view())
+    IDS["views of bytes"] = pa.array([bytes([200 + i]) if i else None for i in range(20)], type=pa.binary_view())
 
 
 @pytest.mark.costly

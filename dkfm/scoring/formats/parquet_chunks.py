@@ -38,6 +38,9 @@ _BUFFER_BYTES = 2**20
 _MAX_NULL_ROWS = 2**28
 """Largest number of rows of a file smaller than its scores; null rows take no bytes, so any file could claim them."""
 
+_VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
+"""Types with the same values as the types of views."""
+
 _CHECKED_VALUES = 2**20
 """Values of a file that are decoded at a time; each 8 bytes of a label count as one."""
 
@@ -129,6 +132,8 @@ class ParquetChunks:
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _chunk_metadata(chunk):
                     return None
+                if not self.has_types(schema):
+                    return None
                 most = max(_MAX_NULL_ROWS, stream.seek(0, os.SEEK_END) // self.row_bytes)
                 if table.metadata.num_rows != chunk.rows or chunk.rows > most:
                     return None
@@ -141,13 +146,17 @@ class ParquetChunks:
             return None
         return contents if len(contents.invalid_mask) == chunk.rows else None
 
+    def has_types(self, schema: "pa.Schema") -> bool:
+        """Return whether the columns of scores of a file are of their types."""
+        return all(
+            schema.field(name).type == self._find_type(columns) for columns in self.columns for name in columns.names
+        )
+
     def _find_invalid_rows(self, rows: "pa.RecordBatch") -> npt.NDArray[np.bool_]:
-        """Return which rows are invalid; raise a ValueError if a column is not one of scores."""
+        """Return which rows are invalid; raise a ValueError if a column has a label that is no class."""
         invalid = np.zeros(rows.num_rows, np.bool_)
         for columns in self.columns:
             for name in columns.names:
-                if rows.column(name).type != self._find_type(columns):
-                    raise ValueError(f"The column {name} is not one of scores.")
                 invalid |= compute_invalid_mask(self.read_scores(rows.column(name), columns)[:, np.newaxis])
         return invalid
 
@@ -207,6 +216,9 @@ def to_pandas_exactly(column: "pa.ChunkedArray", *, nullable: bool = False) -> "
         names |= {pa.uint64(): "UInt64"}
         extension = pd.api.types.pandas_dtype(names.get(dtype, str(dtype).capitalize()))
         return pd.Series(extension.__from_arrow__(column))
+    if str(dtype) in _VIEWS:  # dask's data frames cannot take their elements
+        column = column.cast(_VIEWS[str(dtype)])
+        dtype = column.type
     own = (types.is_floating, types.is_string, types.is_large_string, types.is_timestamp, types.is_duration)
     if types.is_dictionary(dtype) or any(is_own(dtype) for is_own in own):
         return column.to_pandas()

@@ -73,6 +73,7 @@ def require_ids(
     if id_column not in schema.names:
         known = describe_known_names([id_column], schema.names)
         raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids or labels; {known}.")
+    require_unique_names(schema.names, f"{path} has")
     dtype, expected = id_value_type(schema, id_column), id_value_type(first_schema, id_column)
     if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
         raise InvalidInputError(
