@@ -63,6 +63,12 @@ def test_ids_that_some_files_lack_are_refused(partitioned, rows):
     assert "has no column 'continent' for ids" in refusal(partitioned, id_column="continent")
 
 
+def test_two_columns_of_the_name_of_the_ids_are_refused(tmp_path):
+    path = write(tmp_path / "x.parquet", pa.table([[1.0, 2.0], [3, 4], [5, 6]], ["a", "id", "id"]))
+    with pytest.raises(InvalidInputError, match="has column 'id' more than once"):
+        parquet.ParquetSource.open(path, id_column="id")
+
+
 @pytest.mark.parametrize("types", [(pa.string(), pa.large_string()), (pa.large_string(), pa.string())])
 def test_text_ids_of_two_writers_have_the_type_of_the_first_file(types, rows, tmp_path):
     for number, dtype in enumerate(types):
