@@ -1,6 +1,6 @@
 """Run `dkfm verify`: measure a stored model or an output again, without scikit-learn, and describe the result."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from dkfm.estimators.stored.feature_map import StoredMap
     from dkfm.estimators.stored.folded import StoredFold
     from dkfm.estimators.stored.ridge import StoredRidge
+
+_FEW = 4
+"""Largest number of targets whose numbers are all printed."""
 
 
 def verify_output(
@@ -105,14 +108,21 @@ def _describe_penalties(stored: "StoredRidge") -> str:
     """Return the penalties of a regression, with the leave-one-out errors if these selected them."""
     alpha = stored.parameters["fitted_alpha"]
     penalties = cast("list[float]", alpha if isinstance(alpha, list) else [alpha])
-    text = f"alpha {_format_range(penalties)}"
+    text = f"alpha {_format_few(penalties)}"
     if stored.left_out_rmse is None:
         return text
     path = cast("Array", stored.values["alphas"])
     if path.min() in penalties or path.max() in penalties:
         text += f", at an end of the penalties that were tried, {_format_range(path)}"
     of = " of decision values" if stored.has_classes else ""
-    return f"{text}, root mean squared error{of} of left-out rows {_format_range(stored.left_out_rmse)}"
+    return f"{text}, root mean squared error{of} of left-out rows {_format_few(stored.left_out_rmse)}"
+
+
+def _format_few(values: "Sequence[float] | Array") -> str:
+    """Return up to four numbers with three digits in their order, and the range of more."""
+    if len(values) > _FEW or len(set(values)) == 1:
+        return _format_range(values)
+    return ", ".join(f"{value:.3g}" for value in values)
 
 
 def _format_range(values: "Iterable[float] | Array") -> str:

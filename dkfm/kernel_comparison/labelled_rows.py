@@ -92,7 +92,7 @@ def load_labelled_rows(
     if not 2 <= len(np.unique(labels)) < len(labels):
         raise InvalidInputError(
             f"Kernels are compared by classes, at least two and with several rows, and {len(labels):,} training rows "
-            f"have {len(np.unique(labels)):,} different labels."
+            f"have {len(np.unique(labels)):,} of them."
         )
     samples = _sample_indices(len(labels), seed), _sample_indices(len(other_labels), seed)
     return LabelledRows(train, labels, others, other_labels, *samples, drawn, held_out)

@@ -31,6 +31,9 @@ from dkfm.plotting.data import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_MAX_REGIONS = 256
+"""Largest number of classes that are drawn; what predicts more is a regression."""
+
 _MAX_PANELS = 8
 """Largest number of components that are drawn by default."""
 
@@ -73,7 +76,8 @@ def decision_regions(
     Raises
     ------
     InvalidInputError
-        X does not have two columns, or `predict` does not return one label for each row.
+        X does not have two columns, or `predict` does not return one label for each row, or returns numbers that are no
+        labels.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -97,8 +101,13 @@ def decision_regions(
             f"{predicted.shape} for {len(points):,} rows."
         )
     seen = predicted if row_labels is None else concatenate_labels(predicted, row_labels, "Predictions and labels")
-    ax = ensure_axes(ax)
     classes, codes = np.unique(seen, return_inverse=True)
+    if len(classes) > _MAX_REGIONS:
+        raise InvalidInputError(
+            f"decision_regions draws classes, and {type(estimator).__name__}.predict and the labels have "
+            f"{len(classes):,} different values."
+        )
+    ax = ensure_axes(ax)
     colours = [choose_label_color(code, len(classes)) for code in range(len(classes))]
     regions = codes[: len(points)].reshape(len(vertical), len(horizontal))
     from matplotlib.colors import ListedColormap

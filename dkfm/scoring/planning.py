@@ -224,14 +224,13 @@ def _choose_rows_for_streamed_weights(
 
 def _select_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
     """Return the heads of the requested outputs; raise an InvalidInputError if they cannot score the source."""
-    if source.shape[1] != model.n_features_in:
+    d = model.n_features_in
+    if source.shape[1] != d:
         remedy = ""
         if isinstance(source, NamedColumns):
-            remedy = (
-                "; name those of the model with columns= (--columns), or the identifiers with id_column= (--id-column)"
-            )
+            remedy = f"; columns= (--columns) names the {d} of the model, and id_column= (--id-column) the ids"
         raise InvalidInputError(
-            f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.n_features_in}{remedy}."
+            f"{source.name} gives {source.shape[1]} columns and the model was fitted with {d}{remedy}."
         )
     for output in outputs:
         head = model.head(output)

@@ -249,7 +249,7 @@ def test_json_has_kernels_as_the_command_line_takes_them(rows):
         ({"kernels": []}, "at least one"),
         ({"kernels": "linear"}, "a list, or a mapping"),
         ({"y": np.arange(10)}, "labels and X has 200 rows"),
-        ({"y": np.zeros(200, int)}, "1 different labels"),
+        ({"y": np.zeros(200, int)}, "1 of them"),
         (
             {"y": np.arange(200) // 199},
             r"the class 1 has only one row \(1 of 2 such classes\): give test rows, or more rows of each class\.$",

@@ -206,6 +206,11 @@ class Wrong:
     transform = staticmethod(lambda X: np.zeros(len(X)))
 
 
+class Slope:
+    def predict(self, X):
+        return X[:, 0] + np.pi * X[:, 1]
+
+
 PLANE, LINE = np.zeros((4, 2)), np.arange(4.0)
 UNKNOWN = da.from_array(PLANE, chunks=2)[da.from_array(LINE, chunks=2) > 0]
 MASKED = np.ma.masked_array(PLANE, [[True, True], *[[False, False]] * 3])
@@ -228,6 +233,7 @@ BAD = {
     "novelty of nothing": lambda: plotting.novelty(LINE, []),
     "three columns": lambda: plotting.decision_regions(Halves(), np.zeros((4, 3))),
     "predictions in columns": lambda: plotting.decision_regions(Wrong(), PLANE),
+    "predictions of a regression": lambda: plotting.decision_regions(Slope(), PLANE + LINE[:, np.newaxis]),
     "words and numbers": lambda: plotting.decision_regions(Halves(), PLANE, LINE),
     "masked scores": lambda: plotting.components(MASKED),
     "masked lazy labels": lambda: plotting.components(PLANE, da.from_array(MASKED[:, 0], chunks=2)),

@@ -233,7 +233,7 @@ def test_a_model_without_names_takes_a_table_as_it_stands_and_says_so(made, tmp_
     np.testing.assert_allclose(values(tmp_path / "out"), values(tmp_path / "said"), atol=1e-13)
     assert dkfm.verify_scores(tmp_path / "said", made / "rows.parquet").worst < 1
     pq.write_table(table.append_column("price", table["a"]), tmp_path / "wide.parquet")
-    with pytest.raises(InvalidInputError, match=r"5 columns .* with 4; name those of the model with columns="):
+    with pytest.raises(InvalidInputError, match=r"5 columns .* with 4; columns= .--columns. names the 4 of the model"):
         dkfm.batch_score(call[0], tmp_path / "wide.parquet", tmp_path / "none", progress=False)
 
 
