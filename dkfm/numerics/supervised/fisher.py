@@ -130,9 +130,9 @@ def solve_from_coefficients(
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
         directions = _solve_finite_directions(ridge * (Y.T @ C), classes, ridge)
         # R E c, the change by a rounding error E, gives training scores that are not longer than E c.
-        coordinates = C @ directions.combinations
-        scores = Y @ directions.combinations - ridge * coordinates
-        errors, lengths = rounding * np.linalg.norm(coordinates, axis=0), np.linalg.norm(scores, axis=0)
+        residuals = (ridge * C) @ directions.combinations
+        scores = Y @ directions.combinations - residuals
+        errors, lengths = rounding / ridge * np.linalg.norm(residuals, axis=0), np.linalg.norm(scores, axis=0)
         share = float(np.nan_to_num(errors / lengths, nan=np.inf).max(initial=0.0))
     return _make_discriminants(C, directions, means, classes, ridge, share)
 
