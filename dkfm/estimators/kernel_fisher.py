@@ -112,7 +112,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         class means, compared with the exact values. After `fit`, at least an estimate of the effect of rounding. After
         `from_map` in float32, also that of the outputs of a sample of landmarks, compared with those in float64.
     verified_certificate_ : Certificate
-        The certificate without the estimate and the sample; `verify` measures it again.
+        The certificate without the estimate and the sample; `verify` measures it again. Models of earlier versions do
+        not have it.
     sample_weight_ : ndarray of shape (N,)
         Positive weights of the training rows, after `fit` with weights.
     codes_ : ndarray of shape (N,)

@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import datetime
 from functools import cache, partial
@@ -145,16 +145,16 @@ def _protocols(files: "AbstractFileSystem") -> tuple[str, ...]:
     return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
 
 
-def require_exclusive_creation(files: "AbstractFileSystem", name: str) -> None:
-    """Raise a StoreError unless a file system is known to support `create_exclusively`."""
-    if not set(_protocols(files)) & set(_EXCLUSIVE_SCHEMES):
+def require_exclusive_creation(schemes: Iterable[str], name: str) -> None:
+    """Raise a StoreError unless one of the schemes of a file system is known to support `create_exclusively`."""
+    if not set(schemes) & set(_EXCLUSIVE_SCHEMES):
         known = ", ".join(f"{scheme}://" for scheme in _EXCLUSIVE_SCHEMES)
         raise StoreError(f"{name} cannot be written: only {known} are known to let one writer win.")
 
 
 def create_exclusively(files: "AbstractFileSystem", path: str, data: bytes, name: str) -> bool:
     """Create a file; return False, and change nothing, if it exists."""
-    require_exclusive_creation(files, name)
+    require_exclusive_creation(_protocols(files), name)
     with _memory_lock if "memory" in _protocols(files) else nullcontext():  # it checks, then writes
         return _try_to_create(files, path, data)
 

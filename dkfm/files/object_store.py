@@ -112,9 +112,8 @@ class Remote:
         )
 
     def require_exclusive_creation(self) -> None:
-        """Raise a StoreError, without a request, if `create` does not work on this file system."""
-        with self.open_filesystem("written") as (files, _):
-            fsspec_access.require_exclusive_creation(files, str(self))
+        """Raise a StoreError, without a request, if `create` does not work with this scheme."""
+        fsspec_access.require_exclusive_creation([self.url.partition("://")[0]], str(self))
 
     def replace(self, name: str, data: bytes) -> None:
         """Write an object, and replace one that exists."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from sklearn.base import RegressorMixin
 
 from dkfm.core.frames import column_names, convert_container
 from dkfm.errors import InvalidInputError
@@ -31,8 +32,8 @@ from dkfm.plotting.data import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MAX_REGIONS = 256
-"""Largest number of classes that are drawn; what predicts more is a regression."""
+_MAX_NUMBERS = 256
+"""Largest number of different predicted floats that are drawn as classes; what predicts more is a regression."""
 
 _MAX_PANELS = 8
 """Largest number of components that are drawn by default."""
@@ -76,8 +77,7 @@ def decision_regions(
     Raises
     ------
     InvalidInputError
-        X does not have two columns, or `predict` does not return one label for each row, or returns numbers that are no
-        labels.
+        X does not have two columns, `predict` does not return one label for each row, or the estimator is a regression.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -102,11 +102,8 @@ def decision_regions(
         )
     seen = predicted if row_labels is None else concatenate_labels(predicted, row_labels, "Predictions and labels")
     classes, codes = np.unique(seen, return_inverse=True)
-    if len(classes) > _MAX_REGIONS:
-        raise InvalidInputError(
-            f"decision_regions draws classes, and {type(estimator).__name__}.predict and the labels have "
-            f"{len(classes):,} different values."
-        )
+    if isinstance(estimator, RegressorMixin) or (predicted.dtype.kind == "f" and len(classes) > _MAX_NUMBERS):
+        raise InvalidInputError(f"decision_regions draws classes, and {type(estimator).__name__} predicts numbers.")
     ax = ensure_axes(ax)
     colours = [choose_label_color(code, len(classes)) for code in range(len(classes))]
     regions = codes[: len(points)].reshape(len(vertical), len(horizontal))

@@ -295,7 +295,7 @@ def test_sparse_rows_and_a_gram_matrix_give_the_same_discriminants(data):
     given = KernelFisher(kernel="precomputed", shrinkage=0.1).fit(kernel(X, X), y)
     np.testing.assert_allclose(given.transform(kernel(X, X)), fda.transform(X), atol=1e-8)
     np.testing.assert_array_equal(given.predict(kernel(X, X)), fda.predict(X))
-    assert given.verify(kernel(X, X)).certificate == given.certificate_
+    assert given.verify(kernel(X, X)).certificate == given.verified_certificate_
 
 
 def test_float32_is_kept_and_close(data):

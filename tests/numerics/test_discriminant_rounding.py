@@ -16,14 +16,15 @@ from helpers.recorded import drop_resource_warnings
 
 def list_monomials(kernel, d):
     """Return the monomials of a kernel's features that are not constant, and the square of the factor of each."""
-    degree = getattr(kernel, "degree", 1)
-    has_lower = getattr(kernel, "offset", 0.0) > 0
+    degree, scale = getattr(kernel, "degree", 1), Fraction(getattr(kernel, "scale", 1.0))
+    offset = Fraction(getattr(kernel, "offset", 0.0))
     monomials, squares = [], []
-    for columns in combinations_with_replacement(range(d + has_lower), degree):
+    for columns in combinations_with_replacement(range(d + (offset > 0)), degree):
         counts = np.bincount(columns, minlength=d + 1)
         if counts[:d].any():
             monomials.append([int(column) for column in columns if column < d])
-            squares.append(factorial(degree) // prod(factorial(int(count)) for count in counts))
+            multinomial = factorial(degree) // prod(factorial(int(count)) for count in counts)
+            squares.append(multinomial * scale ** len(monomials[-1]) * offset ** (degree - len(monomials[-1])))
     return monomials, squares
 
 
@@ -132,9 +133,9 @@ def test_a_kernel_of_known_rank_hides_no_eigenvalue(kernel, weight, shift, shrin
     ids=str,
 )
 def test_the_rank_of_a_centred_matrix_is_at_most_its_bound(kernel, rank, rng):
-    assert kernel_rank.bound_rank(kernel, 3) == rank
+    X = rng.normal(size=(60, 3))
+    assert kernel_rank.bound_rank(kernel, X) == rank
     if rank < inf:
-        X = rng.normal(size=(60, 3))
         K = kernel(X, X)
         K -= K.mean(axis=0)
         assert np.linalg.matrix_rank(K - K.mean(axis=1, keepdims=True), rtol=1e-10) <= rank
@@ -144,4 +145,53 @@ def test_a_kernel_of_a_subclass_has_no_bound():
     class Other(kernels.Linear):
         """A kernel that is not linear."""
 
-    assert kernel_rank.bound_rank(Other(), 3) == kernel_rank.bound_rank(Other() + kernels.Linear(), 3) == inf
+    X = np.ones((5, 3))
+    assert kernel_rank.bound_rank(Other(), X) == kernel_rank.bound_rank(Other() + kernels.Linear(), X) == inf
+
+
+def make_dependent_columns(rng):
+    """Return rows of two numbers, a constant, and three categories as columns of 0 and 1: an affine space of 4."""
+    numbers = rng.normal(size=(60, 2))
+    return np.column_stack([numbers, np.full(60, 0.1), np.eye(3)[rng.integers(0, 3, 60)]])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rank"),
+    [
+        (kernels.Linear(), 4),
+        (kernels.Polynomial(2), 14),
+        (kernels.Polynomial(2, offset=1.0), 14),
+        (kernels.Linear().on([0, 2]), 2),
+        (kernels.Linear().warp(kernels.Affine(2.0, 1.0)), 4),
+        (kernels.Cosine(), 6),
+    ],
+    ids=str,
+)
+def test_dependent_columns_lower_the_bound(kernel, rank, rng):
+    X = make_dependent_columns(rng)
+    assert kernel_rank.bound_rank(kernel, X) == rank
+    K = kernel(X, X) - kernel(X, X).mean(axis=0)
+    assert np.linalg.matrix_rank(K - K.mean(axis=1, keepdims=True), rtol=1e-10) <= rank
+
+
+@pytest.mark.parametrize("shrinkage", [1e-9, 1e-14])
+def test_dependent_columns_hide_no_eigenvalue(rng, shrinkage):
+    X = make_dependent_columns(rng)
+    fitted = dkfm.KernelFisher(kernel=kernels.Linear(), shrinkage=shrinkage).fit(X, X[:, 0] > 0)
+    assert fitted.certificate_.error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("rows", "gap", "shift", "degree", "shrinkage"),
+    [(17, 3.3e3, 1e2, 4, 5.5e-8), (21, 7.5e2, 0.0, 4, 1e-4), (21, 2e3, 1e3, 3, 8e-7)],
+)
+@pytest.mark.filterwarnings("ignore:The certificate of these scores")
+def test_the_scale_of_well_separated_scores_is_in_the_certificate(rows, gap, shift, degree, shrinkage):
+    """The share of the residual is near 0, and rounding of the matrix changes it most."""
+    for seed in range(3):
+        X, y = np.random.default_rng(seed).normal(size=(rows, 1)), np.arange(rows) % 2
+        X, kernel = X + shift + gap * y[:, np.newaxis], kernels.Polynomial(degree, 1.0, 1.0)
+        fitted = dkfm.KernelFisher(kernel=kernel, shrinkage=shrinkage).fit(X, y)
+        expected = decide_in_rationals(kernel, X, y, np.ones(rows), X, shrinkage)
+        error = np.abs(fitted.decision_function(X) - expected).max() / np.abs(expected).max()
+        assert error <= 10 * fitted.certificate_.error

@@ -234,6 +234,7 @@ BAD = {
     "three columns": lambda: plotting.decision_regions(Halves(), np.zeros((4, 3))),
     "predictions in columns": lambda: plotting.decision_regions(Wrong(), PLANE),
     "predictions of a regression": lambda: plotting.decision_regions(Slope(), PLANE + LINE[:, np.newaxis]),
+    "a regression of few values": lambda: plotting.decision_regions(dkfm.KernelRidge().fit(PLANE, LINE), PLANE),
     "words and numbers": lambda: plotting.decision_regions(Halves(), PLANE, LINE),
     "masked scores": lambda: plotting.components(MASKED),
     "masked lazy labels": lambda: plotting.components(PLANE, da.from_array(MASKED[:, 0], chunks=2)),

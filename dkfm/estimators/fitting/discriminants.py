@@ -142,7 +142,7 @@ def _solve_in_memory(
 ) -> tuple[float, Discriminants]:
     """Return the shrinkage and the discriminants from the Gram matrix in memory."""
     kernel, n, d = data.kernel, data.indexable_rows.shape[0], data.float64s_per_row
-    rank_bound = bound_rank(kernel, data.indexable_rows.shape[1])
+    rank_bound = bound_rank(kernel, data.indexable_rows)
     clips = options.on_indefinite == "clip" and not _is_known_conditionally_psd(kernel)
     by_eigenvalues = _needs_eigenvalues(options, kernel)
     has_room = decomposes or memory.has_factorization_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)

@@ -15,7 +15,13 @@ from dkfm.numerics import links
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs
 from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
-from dkfm.numerics.supervised.spectral_gram import MATRIX, SpectralGram, decompose_centred, estimate_rounding
+from dkfm.numerics.supervised.spectral_gram import (
+    MATRIX,
+    SpectralGram,
+    decompose_centred,
+    estimate_rounding,
+    estimate_score_error,
+)
 from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
 _MIN_BETWEEN = 1e-10
@@ -114,9 +120,9 @@ def solve_from_eigenvectors(spectral: SpectralGram, classes: Classes, shrinkage:
         residual = spectral.indicator_residual_products(ridge)
         C = spectral.solve_ridge_coefficients(ridge)
     directions = _solve_finite_directions(residual, classes, ridge)
-    rounding = spectral.estimate_score_error(ridge, directions.combinations)
-    if (classes.weights != classes.weights[0]).any():  # scores of rows of little weight may err more
-        rounding = max(rounding, spectral.estimate_function_error(ridge))
+    rounding, of_functions = spectral.estimate_errors(ridge, directions.combinations)
+    if of_functions >= 1 or (classes.weights != classes.weights[0]).any():  # rows unlike most others may err more
+        rounding = max(rounding, of_functions)
     return _make_discriminants(C, directions, spectral.gram_row_means, classes, ridge, rounding)
 
 
@@ -129,11 +135,9 @@ def solve_from_coefficients(
     """
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
         directions = _solve_finite_directions(ridge * (Y.T @ C), classes, ridge)
-        # R E c, the change by a rounding error E, gives training scores that are not longer than E c.
-        residuals = (ridge * C) @ directions.combinations
-        scores = Y @ directions.combinations - residuals
-        errors, lengths = rounding / ridge * np.linalg.norm(residuals, axis=0), np.linalg.norm(scores, axis=0)
-        share = float(np.nan_to_num(errors / lengths, nan=np.inf).max(initial=0.0))
+        targets, residuals = Y @ directions.combinations, (ridge * C) @ directions.combinations
+        changes = rounding / ridge * residuals  # as long as E c, with E a rounding error of G and c = R Y A
+        share = estimate_score_error(targets, residuals, changes, rounding / ridge * np.square(residuals).sum(axis=0))
     return _make_discriminants(C, directions, means, classes, ridge, share)
 
 

@@ -3,9 +3,12 @@
 from math import comb, inf, isfinite, lgamma, log, prod
 from typing import cast
 
+import numpy as np
+
+from dkfm.core.rows import Rows
 from dkfm.kernels.algebra import Constant, Product, Scaled, Sum
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.dot_product import Linear, Polynomial
+from dkfm.kernels.dot_product import Cosine, Linear, Polynomial
 from dkfm.kernels.functions_of_kernels import Power
 from dkfm.kernels.serialization import is_code_free
 from dkfm.kernels.transformed import AffineMap, Columns, Warped
@@ -14,40 +17,60 @@ _MAX_RANK = 1e15
 """Ranks above this count as infinite; no Gram matrix is as large."""
 
 
-def bound_rank(kernel: Kernel, d: int) -> float:
-    """Return an upper bound of the rank of the centred Gram matrix of rows with d columns; infinity if none is known.
+_MAX_RANKED_COLUMNS = 64
+"""Largest number of columns of which those that depend on others are found."""
 
-    The bound counts functions whose linear combinations, together with a constant, include every k(., y). Kernels with
-    functions or classes of the user have no bound.
+
+def bound_rank(kernel: Kernel, X: Rows) -> float:
+    """Return an upper bound of the rank of the centred Gram matrix of rows X (N, d); infinity if none is known.
+
+    The bound counts functions whose linear combinations, together with a constant, include every k(., y). It may be too
+    large for sums, products and dependent columns. Kernels with functions or classes of the user have no bound.
 
     >>> from dkfm.kernels import Gaussian, Linear, Polynomial
-    >>> bound_rank(Linear() + 1.0, 3), bound_rank(Polynomial(2, offset=1.0), 3), bound_rank(Gaussian(1.0), 3)
+    >>> X = np.random.default_rng(0).normal(size=(50, 3))
+    >>> bound_rank(Linear() + 1.0, X), bound_rank(Polynomial(2, offset=1.0), X), bound_rank(Gaussian(1.0), X)
     (3, 9, inf)
     """
-    return _bound(kernel, d) if is_code_free(kernel) else inf
+    if not is_code_free(kernel) or _bound(kernel, 1, 1) == inf:
+        return inf
+    return _bound(kernel, X.shape[1], _count_independent_columns(X))
 
 
-def _bound(kernel: Kernel, d: int) -> float:
+def _count_independent_columns(X: Rows) -> int:
+    """Return an upper bound of the dimension of the smallest affine space that contains the rows."""
+    if not isinstance(X, np.ndarray):
+        return int(X.shape[1])
+    varying = np.flatnonzero(X.max(axis=0) > X.min(axis=0))
+    if not 0 < len(varying) <= _MAX_RANKED_COLUMNS:
+        return len(varying)
+    differences = X[:, varying] - X[0, varying]
+    return int(np.linalg.matrix_rank(differences / np.abs(differences).max(axis=0)))
+
+
+def _bound(kernel: Kernel, d: int, independent: int) -> float:
+    """Return the bound for rows of d columns in an affine space of `independent` dimensions."""
     rank: float = inf
     match kernel:
-        case Linear():
-            rank = d
-        case Polynomial(offset=0.0):
-            rank = _count_monomials(d - 1, kernel.degree)
+        case Linear() | Cosine():
+            rank = independent if isinstance(kernel, Linear) else d
         case Polynomial():
-            rank = _count_monomials(d, kernel.degree) - 1
+            rank = _count_monomials(independent, kernel.degree) - 1
+            if not kernel.offset and d:
+                rank = min(rank, _count_monomials(d - 1, kernel.degree))
         case Constant():
             rank = 0
         case Scaled() | Warped(h=AffineMap()):
-            rank = _bound(kernel.kernel, d)
+            rank = _bound(kernel.kernel, d, independent)
         case Columns():
-            rank = _bound(kernel.kernel, len(cast("tuple[int, ...]", kernel.columns)))
+            count = len(cast("tuple[int, ...]", kernel.columns))
+            rank = _bound(kernel.kernel, count, min(count, independent))
         case Sum():
-            rank = sum(_bound(term, d) for term in kernel.terms)
+            rank = sum(_bound(term, d, independent) for term in kernel.terms)
         case Product():
-            rank = prod(float(_bound(factor, d)) + 1 for factor in kernel.factors) - 1
+            rank = prod(float(_bound(factor, d, independent)) + 1 for factor in kernel.factors) - 1
         case Power():
-            rank = _count_monomials(_bound(kernel.kernel, d), kernel.exponent) - 1
+            rank = _count_monomials(_bound(kernel.kernel, d, independent), kernel.exponent) - 1
     return rank
 
 

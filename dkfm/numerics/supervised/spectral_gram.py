@@ -98,48 +98,41 @@ class SpectralGram:
             self.is_complete,
         )
 
-    def estimate_score_error(self, ridge: float, combinations: Array) -> float:
-        """Estimate the error of the training scores of ``R Y A``, relative to their norms; 0 without a ridge.
+    def estimate_errors(self, ridge: float, combinations: Array) -> tuple[float, float]:
+        """Estimate the errors that rounding causes in directions ``R Y A``; they are 0 without a ridge.
 
-        `combinations` are A (C, q). Let c be the coordinates of ``R Y A``. A rounding error E of the matrix changes the
-        scores by ``G R E c``, which is not longer than ``E c``. An eigenvalue that is hidden by rounding is not larger
-        than it, and changes them as much.
+        Let c be the coordinates of ``R Y A``, with `combinations` A (C, q). A rounding error E of the matrix changes c
+        by ``R E c``. An eigenvalue that is hidden by rounding is not larger than it, and changes scores as much.
+
+        Returns
+        -------
+        of_scores : float
+            Relative error of the training scores; see `estimate_score_error`.
+        of_functions : float
+            Relative norm of the change of a function: at most ``|E c| / (2 sqrt(ridge))``, and more if an eigenvalue
+            that matters is hidden.
         """
         if ridge == 0:  # eigenvalues hidden by rounding are 0 by definition
-            return 0.0
+            return 0.0, 0.0
         first = len(self.omitted_values)
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as infinite
             values, coordinates, noise = self._divide_by_ridge(ridge, combinations)
-            solved = coordinates / (values + 1)
-            if self.is_complete:
-                changes = self._mix_coordinates(noise, coordinates) / (values[first:] + 1)
-            else:
-                noise[:first] = np.where(self._is_negative[:, np.newaxis], 0.0, np.maximum(noise, values)[:first])
-                changes = noise * solved
-            return _find_largest_share(changes, (values * solved)[first:])
-
-    def estimate_function_error(self, ridge: float) -> float:
-        """Estimate the relative norm of the function by which rounding changes ``R Y``; 0 without a ridge.
-
-        Let c be the coordinates of ``R Y``. A rounding error E of the matrix changes them by ``R E c``, a function with
-        a norm of at most ``|E c| / (2 sqrt(ridge))``. In addition, an eigenvalue that is hidden by rounding may be
-        missing.
-        """
-        if ridge == 0:
-            return 0.0
-        first = len(self.omitted_values)
-        with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as infinite
-            values, coordinates, noise = self._divide_by_ridge(ridge, np.eye(self.coordinates.shape[1]))
             solved, lengths = coordinates / (values + 1), np.sqrt(values)  # lengths of functions of coordinates 1
             if self.is_complete:
-                changes = self._mix_coordinates(noise, coordinates) / (values[first:] + 1) / lengths[first:]
+                changes = self._mix_coordinates(noise, coordinates) / (values[first:] + 1)
+                function_changes = changes / lengths[first:]
+                lost = 2 * np.linalg.norm(coordinates[first:], axis=0) * np.linalg.norm(changes, axis=0)
             else:
                 errors = noise / 2
                 is_small = self._find_small_noise(ridge)[:, np.newaxis]
                 errors[:first] = np.where(is_small, errors[:first], lengths[:first])
-                errors[:first][self._is_negative] = 0.0
-                changes = errors * solved
-            return _find_largest_share(changes, (lengths * solved)[first:])
+                noise[:first] = np.maximum(noise, values)[:first]
+                errors[:first][self._is_negative], noise[:first][self._is_negative] = 0.0, 0.0
+                function_changes, changes = errors * solved, noise * solved
+                lost = (changes * solved).sum(axis=0)
+            of_functions = _find_largest_share(function_changes, (lengths * solved)[first:])
+            solved[:first] = coordinates[:first]  # residuals now: the functions of these coordinates are 0
+            return estimate_score_error(coordinates, solved, changes, lost), of_functions
 
     def _divide_by_ridge(self, ridge: float, combinations: Array) -> tuple[Array, Array, Array]:
         """Return all eigenvalues (N, 1), at least 0, the coordinates of ``Y A`` (N, q), and the noise (N, 1).
@@ -166,6 +159,26 @@ class SpectralGram:
         """Return a mask (N - r,) of the dropped eigenvalues whose rounding error is small beside a ridge."""
         small: Mask = _CUT * self.noise[: len(self.omitted_values)] <= ridge
         return small
+
+
+def estimate_score_error(targets: Array, residuals: Array, changes: Array, lost: Array) -> float:
+    """Estimate the relative error of the training scores of directions: regressions whose lengths their residuals set.
+
+    Parameters
+    ----------
+    targets, residuals : ndarray of shape (N, q)
+        What the regressions fit, and what they leave; the scores are the difference, divided by
+        ``sqrt(theta (1 - theta))`` with theta the share of the residual.
+    changes : ndarray of shape (m, q)
+        Changes of the differences.
+    lost : ndarray of shape (q,)
+        Changes of the products of targets and residuals, which are theta but for a factor.
+    """
+    scores = targets - residuals
+    left, explained = (targets * residuals).sum(axis=0), (targets * scores).sum(axis=0)
+    total = left + explained
+    shares = np.where(total > 0, lost / left * (total / explained), 0.0)
+    return max(_find_largest_share(changes, scores), float(np.nan_to_num(shares, nan=np.inf).max(initial=0.0)))
 
 
 def _find_largest_share(changes: Array, values: Array) -> float:
