@@ -175,9 +175,9 @@ def estimate_score_error(targets: Array, residuals: Array, changes: Array, lost:
         Changes of the products of targets and residuals, which are theta but for a factor.
     """
     scores = targets - residuals
-    left, explained = (targets * residuals).sum(axis=0), (targets * scores).sum(axis=0)
-    total = left + explained
-    shares = np.where(total > 0, lost / left * (total / explained), 0.0)
+    left, explained = (np.maximum((targets * part).sum(axis=0), 0.0) for part in (residuals, scores))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # an overflow counts as infinite
+        shares = np.where(lost > 0, lost / left * (1 + left / explained), 0.0)
     return max(_find_largest_share(changes, scores), float(np.nan_to_num(shares, nan=np.inf).max(initial=0.0)))
 
 
