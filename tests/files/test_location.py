@@ -39,8 +39,9 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path, rng, position):
         dkfm.batch_score(*paths, progress=False)
 
 
-def test_an_output_where_none_can_be_written_is_refused_without_a_request(rng):
+@pytest.mark.parametrize("url", ["http://localhost/out", "ftp://localhost/out", "nowhere://bucket/out"])
+def test_an_output_where_none_can_be_written_is_refused_without_a_request(rng, url):
     model = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(30, 3)))
     for write in (model.save, lambda url: dkfm.batch_score(model, np.zeros((3, 3)), url, progress=False)):
         with pytest.raises(StoreError, match="cannot be written: only s3://"):
-            write("http://localhost/out")
+            write(url)
