@@ -30,7 +30,7 @@ from dkfm.gram.matrix_free import open_matrix_free
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
-from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.certificates.certificate import LIMITS, Certificate
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
 from dkfm.numerics.supervised import fisher, shrinkage, spectral_gram
@@ -44,6 +44,9 @@ _RIDGE_REMEDY = (
     "weights of more equal size"
 )
 """Remedy in messages about large rounding errors."""
+
+_ROUNDING_LIMITS = {"float64": 1e-5, "float32": 1e-2}
+"""Largest estimate of rounding without a warning, by the dtype of the model; it is mostly ten times the error."""
 
 _PRIORS_TOLERANCE = 1e-6
 """Largest difference allowed between the sum of the priors and 1."""
@@ -114,7 +117,8 @@ def fit_discriminants(
         measured = certify_discriminants(scorer, data, {**values, **weights}, result.ridge)
     remedy = _RIDGE_REMEDY if result.rounding > measured.error else MEAN_REMEDY
     certified = measured.combine(Certificate(result.rounding, result.rounding, 0))
-    warn_of_rounding(certified, model, remedy)
+    is_large = measured.error > LIMITS[model.dtype.name]
+    warn_of_rounding(certified, model, remedy, LIMITS if is_large else _ROUNDING_LIMITS)
     return model, {**values, "certificate": certified, "verified_certificate": measured}
 
 
