@@ -19,7 +19,7 @@ def test_the_parent_folder_in_a_path_is_resolved_unless_it_is_that_of_a_link(tmp
     assert locate("../link/x.npy") == tmp_path / "link" / "x.npy"
 
 
-def test_an_unfinished_job_goes_on_from_another_folder(tmp_path, rng, monkeypatch):
+def test_a_job_is_the_same_from_another_folder(tmp_path, rng, monkeypatch):
     X = rng.normal(size=(30, 3))
     dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(X).save(tmp_path / "model")
     np.save(tmp_path / "x.npy", X)

@@ -16,7 +16,6 @@ from dkfm.kernels.transformed import AffineMap, Columns, Warped
 _MAX_RANK = 1e15
 """Ranks above this count as infinite; no Gram matrix is as large."""
 
-
 _MAX_RANKED_COLUMNS = 64
 """Largest number of columns of which those that depend on others are found."""
 
@@ -52,8 +51,10 @@ def _bound(kernel: Kernel, d: int, independent: int) -> float:
     """Return the bound for rows of d columns in an affine space of `independent` dimensions."""
     rank: float = inf
     match kernel:
-        case Linear() | Cosine():
-            rank = independent if isinstance(kernel, Linear) else d
+        case Linear():
+            rank = independent
+        case Cosine():
+            rank = d
         case Polynomial():
             rank = _count_monomials(independent, kernel.degree) - 1
             if not kernel.offset and d:
