@@ -134,19 +134,20 @@ def test_a_kernel_of_known_rank_hides_no_eigenvalue(kernel, weight, shift, shrin
 )
 def test_the_rank_of_a_centred_matrix_is_at_most_its_bound(kernel, rank, rng):
     X = rng.normal(size=(60, 3))
-    assert kernel_rank.bound_rank(kernel, X) == rank
+    assert kernel_rank.bound_rank(kernel, X) == (rank, 59)
+    assert kernel_rank.bound_rank(kernel, np.repeat(X[:3], 20, axis=0)).of_rows == 2
     if rank < inf:
         K = kernel(X, X)
         K -= K.mean(axis=0)
         assert np.linalg.matrix_rank(K - K.mean(axis=1, keepdims=True), rtol=1e-10) <= rank
 
 
-def test_a_kernel_of_a_subclass_has_no_bound():
+def test_a_kernel_of_a_subclass_has_no_bound_but_the_number_of_rows():
     class Other(kernels.Linear):
         """A kernel that is not linear."""
 
-    X = np.ones((5, 3))
-    assert kernel_rank.bound_rank(Other(), X) == kernel_rank.bound_rank(Other() + kernels.Linear(), X) == inf
+    X = np.random.default_rng(0).normal(size=(5, 3))
+    assert kernel_rank.bound_rank(Other(), X) == kernel_rank.bound_rank(Other() + kernels.Linear(), X) == (inf, 4)
 
 
 def make_dependent_columns(rng):
@@ -169,7 +170,7 @@ def make_dependent_columns(rng):
 )
 def test_dependent_columns_lower_the_bound(kernel, rank, rng):
     X = make_dependent_columns(rng)
-    assert kernel_rank.bound_rank(kernel, X) == rank
+    assert kernel_rank.bound_rank(kernel, X).of_kernel == rank
     K = kernel(X, X) - kernel(X, X).mean(axis=0)
     assert np.linalg.matrix_rank(K - K.mean(axis=1, keepdims=True), rtol=1e-10) <= rank
 

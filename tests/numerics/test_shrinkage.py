@@ -2,7 +2,6 @@
 
 import tracemalloc
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,26 +150,6 @@ def test_rows_given_twice_are_predicted_from_their_copies(kernel):
 @pytest.mark.parametrize("n", [12, 40])
 def test_more_columns_than_rows_have_as_many_features_as_rows_less_one(n, rng):
     require_direct_choice(kernels.Linear(), rng.normal(size=(n, 60)), np.arange(n) % 3)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("seed", range(3))
-def test_the_eigenvalue_of_the_mean_may_be_above_the_cut(seed):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 4, 200)
-    X = rng.normal(size=(200, 20)) + 0.4 * y[:, np.newaxis]
-    K = kernels.Gaussian(6.0)(X)
-    classes = Classes(y, np.ones(200), 4)
-    spectral = decompose(K, classes)
-    kept = spectral.all_vectors  # as where rounding leaves all N eigenvalues above the cut
-    every = replace(
-        spectral,
-        values=np.append(1e-14, spectral.values[-199:]),
-        coordinates=kept.T @ classes.sqrt_weighted_centred_indicators(),
-    )
-    assert len(every.values) == 200
-    right = weigh_directly(K, y, np.ones(200))
-    np.testing.assert_array_equal(shrinkage.weigh_correct_predictions(every, classes), right)
 
 
 @pytest.mark.slow

@@ -193,6 +193,9 @@ def test_eigenvalues_vectors_coordinates_and_rounding_stay_together(seed):
         V = pairs.all_vectors
         np.testing.assert_allclose(np.einsum("ij,ij->j", V, G @ V), values, rtol=1e-6, atol=1e-11)
         np.testing.assert_array_equal(V.T @ Y, np.concatenate([pairs.omitted_coordinates, pairs.coordinates]))
+        mean = V[:, 0] * np.copysign(1.0, V[0, 0])
+        np.testing.assert_allclose(mean, np.sqrt(shares), rtol=1e-12)
+        assert np.abs(mean @ V[:, 1:]).max() < 1e-14
         noise = spectral_gram._estimate_noise(V, pairs.values.max(), w.sum() * (means @ shares), shares)
         np.testing.assert_allclose(pairs.noise, noise, rtol=1e-6)
 

@@ -37,7 +37,7 @@ from dkfm.numerics.supervised import fisher, shrinkage, spectral_gram
 from dkfm.numerics.supervised.classes import Classes
 from dkfm.numerics.supervised.fisher import Discriminants
 from dkfm.numerics.supervised.fisher_by_systems import solve_discriminants_by_systems
-from dkfm.numerics.supervised.kernel_rank import bound_rank
+from dkfm.numerics.supervised.kernel_rank import RankBound, bound_rank
 
 _RIDGE_REMEDY = (
     "the ridge is little beside the rounding of kernel values: raise shrinkage, centre the columns of X, or give rows "
@@ -190,7 +190,7 @@ def _needs_eigenvalues(options: DiscriminantOptions, kernel: Kernel) -> bool:
 
 
 def _choose_shrinkage_and_solve(
-    K: Array, classes: Classes, on_indefinite: str, by_eigenvalues: bool, clips: bool, rank_bound: float
+    K: Array, classes: Classes, on_indefinite: str, by_eigenvalues: bool, clips: bool, rank_bound: RankBound
 ) -> tuple[float, Discriminants]:
     """Return the shrinkage that cross-validation selects, and the discriminants; K is overwritten.
 

@@ -15,6 +15,7 @@ from dkfm.numerics import links
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, choose_signs
 from dkfm.numerics.supervised.classes import Classes, within_class_scatter_trace
+from dkfm.numerics.supervised.kernel_rank import UNBOUNDED, RankBound
 from dkfm.numerics.supervised.spectral_gram import (
     MATRIX,
     SpectralGram,
@@ -62,7 +63,7 @@ def solve_discriminants(
     *,
     by_eigenvalues: bool | None = None,
     on_indefinite: str = "raise",
-    rank_bound: float = np.inf,
+    rank_bound: RankBound = UNBOUNDED,
 ) -> Discriminants:
     """Find the discriminants of a Gram matrix.
 
@@ -80,8 +81,8 @@ def solve_discriminants(
         default, the matrix is decomposed if rounding exceeds a millionth of the ridge.
     on_indefinite : {"raise", "clip"}
         Whether to raise an error or to drop the negative part.
-    rank_bound : float
-        Upper bound of the rank of the centred matrix.
+    rank_bound : RankBound, optional
+        Upper bounds of the rank of the centred matrix.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Bound the rank of centred Gram matrices of kernels whose feature space has a finite dimension."""
 
 from math import comb, inf, isfinite, lgamma, log, prod
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -20,20 +20,40 @@ _MAX_RANKED_COLUMNS = 64
 """Largest number of columns of which those that depend on others are found."""
 
 
-def bound_rank(kernel: Kernel, X: Rows) -> float:
-    """Return an upper bound of the rank of the centred Gram matrix of rows X (N, d); infinity if none is known.
+class RankBound(NamedTuple):
+    """Upper bounds of the rank of the centred Gram matrix of some rows."""
 
-    The bound counts functions whose linear combinations, together with a constant, include every k(., y). It may be too
-    large for sums, products and dependent columns. Kernels with functions or classes of the user have no bound.
+    of_kernel: float = inf
+    """Number of functions whose linear combinations, together with a constant, include every k(., y); infinity if none
+    is known."""
+    of_rows: float = inf
+    """Number of different rows, less one."""
+
+
+UNBOUNDED = RankBound()
+"""Bounds of a matrix of which nothing is known."""
+
+
+def bound_rank(kernel: Kernel, X: Rows) -> RankBound:
+    """Return upper bounds of the rank of the centred Gram matrix of rows X (N, d).
+
+    That of the kernel may be too large for sums, products and dependent columns. It is infinite for kernels with
+    functions or classes of the user.
 
     >>> from dkfm.kernels import Gaussian, Linear, Polynomial
     >>> X = np.random.default_rng(0).normal(size=(50, 3))
-    >>> bound_rank(Linear() + 1.0, X), bound_rank(Polynomial(2, offset=1.0), X), bound_rank(Gaussian(1.0), X)
-    (3, 9, inf)
+    >>> bound_rank(Polynomial(2, offset=1.0), X), bound_rank(Gaussian(1.0), X)
+    (RankBound(of_kernel=9, of_rows=49), RankBound(of_kernel=inf, of_rows=49))
     """
+    different = _count_different_rows(X) - 1
     if not is_code_free(kernel) or _bound(kernel, 1, 1) == inf:
-        return inf
-    return _bound(kernel, X.shape[1], _count_independent_columns(X))
+        return RankBound(of_rows=different)
+    return RankBound(_bound(kernel, X.shape[1], _count_independent_columns(X)), different)
+
+
+def _count_different_rows(X: Rows) -> int:
+    """Return the number of rows that differ; of sparse rows, the number of rows."""
+    return len({hash(row.tobytes()) for row in X}) if isinstance(X, np.ndarray) else int(X.shape[0])
 
 
 def _count_independent_columns(X: Rows) -> int:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Protocol, Self
 
 import numpy as np
-from scipy.linalg import LinAlgError, blas, cho_solve
+from scipy.linalg import LinAlgError, cho_solve
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
@@ -33,7 +33,7 @@ _FOLDS = 5
 _MIN_REST = 1e-2
 """Share of the squared lengths that the rows outside each fold need for one decomposition to be as exact as five."""
 
-_SHARED_SQUARES, _THREAD_SQUARES = 1.25, 0.25
+_SHARED_SQUARES, _THREAD_SQUARES = 0.35, 0.25
 """Number of (N, N) arrays that `choose_shrinkage` needs besides the decomposition, and further ones for each thread."""
 
 _PRODUCT_COLUMNS = 512
@@ -53,7 +53,7 @@ def count_threads(n: int, room: int, most: int) -> int:
     """Return the number of threads, up to `most`, of `choose_shrinkage` in `room` bytes besides the decomposition.
 
     >>> [count_threads(1000, squares * 8 * 1000**2, 16) for squares in (1, 2, 3, 5)]
-    [1, 3, 7, 15]
+    [2, 6, 10, 16]
     """
     return max(1, min(most, int((room / (8 * n * n) - _SHARED_SQUARES) / _THREAD_SQUARES)))
 
@@ -192,19 +192,9 @@ class _Regression:
 
     @classmethod
     def from_eigenvectors(cls, spectral: SpectralGram, classes: Classes) -> Self:
-        # D^(1/2) 1 has eigenvalue 0, but rounding mixes it with the eigenvectors of other small eigenvalues. A
-        # reflection maps the eigenvector of the lowest eigenvalue to it, and makes all others orthogonal to it.
-        vectors = spectral.all_vectors
-        q = (np.sqrt(classes.weights) / np.sqrt(classes.total)) @ vectors
-        q[0] += np.copysign(1.0, q[0])
-        basis = np.array(vectors[:, 1:], order="F")
-        basis = blas.dger(-2 / float(q @ q), vectors @ q, q[1:], a=basis, overwrite_a=1)
-        # The computed eigenvalue of D^(1/2) 1 may be above the rounding threshold.
-        values = spectral.values[max(0, len(spectral.values) - basis.shape[1]) :]
-        eigenvectors = basis[:, basis.shape[1] - len(values) :]
-        lengths = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, values)
-        coordinates = basis.T @ classes.sqrt_weighted_centred_indicators()
-        return cls(classes, values, basis, coordinates, lengths)
+        lengths = np.einsum("ij,ij,j->i", spectral.vectors, spectral.vectors, spectral.values)
+        coordinates = np.concatenate([spectral.omitted_coordinates[1:], spectral.coordinates])
+        return cls(classes, spectral.values, spectral.all_vectors[:, 1:], coordinates, lengths)
 
 
 class _LeftOutRows:

@@ -10,6 +10,7 @@ from dkfm.core.rows import Array
 from dkfm.numerics.eigensolvers.dense import eigh_in_place
 from dkfm.numerics.roots import EPS, find_psd_cutoff
 from dkfm.numerics.supervised.classes import Classes, Indices, within_class_scatter_trace
+from dkfm.numerics.supervised.kernel_rank import UNBOUNDED, RankBound
 from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
 
 Mask = npt.NDArray[np.bool_]
@@ -35,7 +36,8 @@ class SpectralGram:
     """Eigenvalues above rounding, ascending; after `include_small_values`, also those that matter with a ridge. Shape
     (r,)."""
     all_vectors: Array
-    """Eigenvectors of all N eigenvalues, those of `values` last. Shape (N, N)."""
+    """Eigenvectors of all N eigenvalues: first ``D^(1/2) 1``, of eigenvalue 0, and those of `values` last. Shape
+    (N, N)."""
     coordinates: Array
     """Coordinates of Y in the eigenvectors, ``vectors' Y``. Shape (r, C)."""
     gram_row_means: Array
@@ -46,8 +48,11 @@ class SpectralGram:
     """The other eigenvalues, which are rounding errors or belong to a negative part. Shape (N - r,)."""
     omitted_coordinates: Array
     """Coordinates of Y in their eigenvectors. Shape (N - r, C)."""
-    is_complete: bool
-    """Whether the eigenvalues above rounding are as many as the kernel can have, so that the others are 0."""
+    n_hidden: float
+    """Largest number of eigenvalues that may be hidden by rounding; 0 if those above it are as many as the kernel can
+    have."""
+    has_finite_rank: bool
+    """Whether the kernel can have fewer eigenvalues than rows."""
 
     @property
     def vectors(self) -> Array:
@@ -79,12 +84,11 @@ class SpectralGram:
         """Return a decomposition that also keeps the eigenvalues whose rounding error is small beside a ridge.
 
         Dropping a small eigenvalue causes an error of its square root at new rows, which may be far larger than its
-        rounding error. If all dropped eigenvalues are rounding errors, none is added.
+        rounding error. None is added if the kernel can have no more. If it has a finite rank, most are rounding errors
+        of 0, which change coefficients more than a small eigenvalue does: none is added unless they are one-sided.
         The vectors are reordered in place, so this object must not be used afterwards.
         """
-        sizes = self.omitted_values / np.maximum(self.noise[: len(self.omitted_values)], _TINY)
-        is_one_sided = sizes.max(initial=0.0) > _ONE_SIDED * -sizes.min(initial=0.0)
-        is_included = self._find_small_noise(ridge) & is_one_sided & (not self.is_complete)
+        is_included = self._find_small_noise(ridge) & ~self._is_negative & self._may_be_hidden
         order = np.concatenate([np.flatnonzero(~is_included), np.flatnonzero(is_included)])
         _reorder_columns(self.all_vectors[:, : len(order)], order)
         return SpectralGram(
@@ -95,7 +99,8 @@ class SpectralGram:
             np.concatenate([self.noise[order], self.noise[len(order) :]]),
             self.omitted_values[~is_included],
             self.omitted_coordinates[~is_included],
-            self.is_complete,
+            self.n_hidden,
+            self.has_finite_rank,
         )
 
     def estimate_errors(self, ridge: float, combinations: Array) -> tuple[float, float]:
@@ -118,10 +123,11 @@ class SpectralGram:
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as infinite
             values, coordinates, noise = self._divide_by_ridge(ridge, combinations)
             solved, lengths = coordinates / (values + 1), np.sqrt(values)  # lengths of functions of coordinates 1
-            if self.is_complete:
-                changes = self._mix_coordinates(noise, coordinates) / (values[first:] + 1)
+            if not self.n_hidden:
+                mixed, sizes = self._mix_omitted_coordinates(noise, coordinates), np.abs(solved[first:])
+                changes = mixed / (values[first:] + 1) + noise[first:] * sizes
                 function_changes = changes / lengths[first:]
-                lost = 2 * np.linalg.norm(coordinates[first:], axis=0) * np.linalg.norm(changes, axis=0)
+                lost = ((2 * mixed + noise[first:] * sizes) * sizes).sum(axis=0)
             else:
                 errors = noise / 2
                 is_small = self._find_small_noise(ridge)[:, np.newaxis]
@@ -143,10 +149,11 @@ class SpectralGram:
         coordinates = np.concatenate([self.omitted_coordinates, self.coordinates]) @ combinations
         return values[:, np.newaxis], coordinates, (self.noise / ridge)[:, np.newaxis]
 
-    def _mix_coordinates(self, noise: Array, coordinates: Array) -> Array:
-        """Return the coordinates (r, q) that rounding of the eigenvectors above it takes from all N eigenvectors."""
-        n, first = len(noise), len(self.omitted_values)
-        mixed: Array = np.sqrt(noise[first:] / n) * np.linalg.norm(np.sqrt(noise) * coordinates, axis=0)
+    def _mix_omitted_coordinates(self, noise: Array, coordinates: Array) -> Array:
+        """Return the coordinates (r, q) that rounding of the eigenvectors above it takes from the omitted ones."""
+        first = len(self.omitted_values)
+        omitted = np.linalg.norm(np.sqrt(noise[:first]) * coordinates[:first], axis=0)
+        mixed: Array = np.sqrt(noise[first:] / len(noise)) * omitted
         return mixed
 
     @property
@@ -154,6 +161,17 @@ class SpectralGram:
         """Mask (N - r,) of the dropped eigenvalues that belong to a negative part."""
         negative: Mask = self.omitted_values < -_CUT * self.noise[: len(self.omitted_values)]
         return negative
+
+    @property
+    def _may_be_hidden(self) -> Mask:
+        """Mask (N - r,) of the dropped eigenvalues that may be rounding errors of others than 0."""
+        first = len(self.omitted_values)
+        if self.has_finite_rank:
+            sizes = self.omitted_values / np.maximum(self.noise[:first], _TINY)
+            if sizes.max() <= _ONE_SIDED * -sizes.min():
+                return np.zeros(first, bool)
+        positions = np.arange(first)
+        return (positions > 0) & (positions >= first - self.n_hidden)
 
     def _find_small_noise(self, ridge: float) -> Mask:
         """Return a mask (N - r,) of the dropped eigenvalues whose rounding error is small beside a ridge."""
@@ -188,7 +206,7 @@ def _find_largest_share(changes: Array, values: Array) -> float:
     return float(np.nan_to_num(shares, nan=np.inf).max(initial=0.0))
 
 
-def decompose_gram(K: Array, classes: Classes, on_indefinite: str, rank_bound: float = np.inf) -> SpectralGram:
+def decompose_gram(K: Array, classes: Classes, on_indefinite: str, rank_bound: RankBound = UNBOUNDED) -> SpectralGram:
     """Centre and decompose a Gram matrix, which is overwritten; only the lower triangle is read."""
     weighting = Weighting(classes.weights)
     means = center_and_weigh_gram_in_place(K, weighting)
@@ -197,13 +215,14 @@ def decompose_gram(K: Array, classes: Classes, on_indefinite: str, rank_bound: f
 
 
 def decompose_centred(
-    G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting, rank_bound: float = np.inf
+    G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting, rank_bound: RankBound = UNBOUNDED
 ) -> SpectralGram:
     """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K set the scale of rounding.
 
-    `rank_bound` is an upper bound of its rank.
+    `rank_bound` has upper bounds of its rank.
     """
     values, vectors = eigh_in_place(G)
+    null = _separate_eigenvector(values, vectors, weighting.roots)
     lowest, highest = float(values[0]), float(values[-1])
     trace_of_mean = weighting.compute_trace_of_mean(means)
     clipped = find_psd_cutoff(lowest, highest, max(highest, trace_of_mean), len(G), on_indefinite, MATRIX)
@@ -214,14 +233,39 @@ def decompose_centred(
     else:  # a negative eigenvalue shows the size of rounding errors
         most = float((-values / np.maximum(noise, _TINY)).max())
         is_kept &= values > 2 * most * noise
-    order = np.concatenate([np.flatnonzero(~is_kept), np.flatnonzero(is_kept)])
+    is_kept[null] = False
+    is_other = np.arange(len(values)) != null
+    order = np.concatenate([[null], np.flatnonzero(~is_kept & is_other), np.flatnonzero(is_kept)])
     _reorder_columns(vectors, order)
     values, noise, coordinates = values[order], noise[order], vectors.T @ Y
     first = len(values) - int(is_kept.sum())
-    omitted, is_complete = values[:first], len(values) - first >= rank_bound
     return SpectralGram(
-        values[first:], vectors, coordinates[first:], means, noise, omitted, coordinates[:first], is_complete
+        values[first:],
+        vectors,
+        coordinates[first:],
+        means,
+        noise,
+        values[:first],
+        coordinates[:first],
+        max(0.0, min(rank_bound) - (len(values) - first)),
+        rank_bound.of_kernel < rank_bound.of_rows,
     )
+
+
+def _separate_eigenvector(values: Array, vectors: Array, known: Array) -> int:
+    """Rotate eigenvectors (N, N) so that one is along a known one (N,), in place; return its index.
+
+    Rounding mixes vectors whose eigenvalues (N,) are close. These become the Rayleigh quotients of the rotated vectors.
+    """
+    from scipy.linalg import blas
+
+    reflector = (known / np.linalg.norm(known)) @ vectors
+    index = int(np.abs(reflector).argmax())
+    reflector[index] += np.copysign(1.0, reflector[index])
+    scale, squares = 2 / (reflector @ reflector), reflector**2
+    blas.dger(-scale, vectors @ reflector, reflector, a=vectors, overwrite_a=1)
+    values += scale * squares * (scale * (squares @ values) - 2 * values)
+    return index
 
 
 def _reorder_columns(vectors: Array, order: Indices) -> None:
