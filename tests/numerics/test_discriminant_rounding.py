@@ -11,6 +11,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.numerics.supervised import kernel_rank
+from helpers.extended_precision import decide_in_extended_precision
 from helpers.recorded import drop_resource_warnings
 
 
@@ -90,6 +91,23 @@ def test_an_eigenvalue_that_rounding_hides_is_in_the_certificate(shift, shrinkag
     error = np.abs(fitted.decision_function(Z) - expected).max() / np.abs(expected).max()
     assert error <= 10 * fitted.certificate_.error
     assert error <= 1e-6 or drop_resource_warnings(warned)
+
+
+@pytest.mark.parametrize("shrinkage", [1e-6, 1e-8])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
+def test_small_eigenvalues_decide_about_rows_beyond_the_training_rows(sigma, shrinkage):
+    kernel = kernels.Gaussian(sigma)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        X, Z = rng.normal(size=(23, 1)), rng.normal(size=(30, 1))
+        y, w = (X[:, 0] + 0.5 * rng.normal(size=23) > 0).astype(int), np.ones(23)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            fitted = dkfm.KernelFisher(kernel=kernel, shrinkage=shrinkage).fit(X, y)
+        expected = decide_in_extended_precision(kernel(X, X), kernel(Z, X), y, w, shrinkage)
+        error = np.abs(fitted.decision_function(Z) - expected).max() / np.abs(expected).max()
+        assert error <= max(10 * fitted.certificate_.error, 1e-9)
+        assert error <= 1e-5 or drop_resource_warnings(warned)
 
 
 @pytest.mark.parametrize(

@@ -12,33 +12,8 @@ from dkfm.errors import DkfmWarning
 from dkfm.numerics.supervised import fisher, spectral_gram
 from dkfm.numerics.supervised.classes import Classes
 from dkfm.numerics.weighting import Weighting, center_and_weigh_gram_in_place
+from helpers.extended_precision import decide_in_extended_precision, solve_in_extended_precision
 from helpers.recorded import drop_resource_warnings
-
-
-def solve_in_extended_precision(A, b):
-    """Return the solution of a positive definite system, by Gaussian elimination."""
-    A, b = A.copy(), b.copy()
-    for i in range(len(A)):
-        factors = A[i + 1 :, i] / A[i, i]
-        A[i + 1 :] -= factors[:, np.newaxis] * A[i]
-        b[i + 1 :] -= factors * b[i]
-    for i in reversed(range(len(A))):
-        b[i] = (b[i] - A[i, i + 1 :] @ b[i + 1 :]) / A[i, i]
-    return b
-
-
-def decide_in_extended_precision(K, cross, y, w, shrinkage):
-    """Return the decisions between two classes of new rows, with the inverse of S_w + lambda by Woodbury's identity."""
-    K, cross, w = (values.astype(np.longdouble) for values in (K, cross, w))
-    p, means = w / w.sum(), np.array([w * (y == c) / w[y == c].sum() for c in (0, 1)])
-    T, roots, difference = np.eye(len(w)) - means[y], np.sqrt(p), means[1] - means[0]
-    scatter = T @ K @ T.T
-    ridge = shrinkage * (p @ scatter.diagonal()) / w.sum()
-    system = roots[:, np.newaxis] * scatter * roots + ridge * np.eye(len(w))
-    solved = solve_in_extended_precision(system, roots * (T @ K @ difference))
-    b = (difference - T.T @ (roots * solved)) / ridge
-    offset = means.mean(axis=0) @ K @ b
-    return (cross @ b - offset + np.log(p[y == 1].sum() / p[y == 0].sum())).astype(float)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +108,7 @@ def test_what_sums_over_rows_lose_of_small_weights_is_in_the_certificate_of_a_ma
     expected = K @ solve_in_extended_precision(K + np.diag(alpha / (w if spread else np.ones(60))), y)
     error = float(np.abs(found.predict(X) - expected).max() / np.abs(y).max())
     assert error <= 10 * found.certificate_.error
-    assert spread or found.certificate_.error < 1e-12
+    assert spread or found.certificate_.error < 1e-10  # rounding of the sums is estimated, at most 100 times too large
 
 
 @pytest.mark.filterwarnings("ignore:The certificate of these scores")

@@ -32,6 +32,9 @@ from dkfm.sources.memory import MemorySource
 _MEAN_TOLERANCE = 1e-3
 """Largest rounding error of the float32 mean of a column, relative to the largest distance from the mean."""
 
+_HIDDEN_SHARE = 256 * roots.EPS
+"""Largest share of k(x, x) that counts as lost to rounding; more is left out by choice of landmarks or tolerances."""
+
 
 @dataclass(frozen=True, eq=False)
 class FittedMap:
@@ -60,6 +63,15 @@ class FittedMap:
         W = head.weights.astype(np.float64, copy=False)
         values = np.ones(W.shape[1]) if self.eigenvalues is None else self.eigenvalues
         return Root(W, values, np.zeros(0), self.scales, head.triangular)
+
+    @property
+    def hidden_share(self) -> float:
+        """Largest share of a squared length k(x, x) that a map without features close to rounding may have lost; 0 for
+        a map that is no closer to the kernel by choice.
+        """
+        rank = self.model.head("residual").weights.shape[1]
+        bound = 1.0 if self.error_bounds is None else float(self.error_bounds[rank])
+        return bound**2 if bound**2 <= _HIDDEN_SHARE else 0.0
 
 
 def require_fitted_map(feature_map: object) -> None:

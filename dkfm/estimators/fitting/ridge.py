@@ -232,9 +232,7 @@ def fit_ridge(
     if penalties is not None:
         reason = ridge.why_eigenvalues(penalties, diagonal, options.on_indefinite)
     solver = choose_solver(data, options.solver, reason, "KernelRidge")
-    sizes = targets.max_abs_values
-    scale = 2.0 ** np.floor(np.log2(np.where(sizes > 0, sizes, 1.0)))  # the squares of targets must not be lost
-    scaled = Targets(targets.values / scale, targets.weights)
+    scaled, scale = _scale_targets(targets)
     if solver != "dense":
         solution = _solve_without_gram(data, scaled, options, cast("Array", penalties), solver)
     else:
@@ -303,20 +301,25 @@ def fit_in_map(
     if penalties is None or options.leave_one_out:
         raise InvalidInputError("Rows are left out with a Gram matrix, which fit has; give from_map a number as alpha.")
     points, root = feature_map.model.original_landmarks, feature_map.root
+    scaled, scale = _scale_targets(targets)
     sums, second = out_of_core_rows.compute_feature_moments(
-        points, root, data, targets, feature_map.workspace, feature_map.progress
+        points, root, data, scaled, feature_map.workspace, feature_map.progress
     )
-    coefficients, rounding = ridge.solve_ridge_of_map(second, sums.T, penalties)
+    coefficients, rounding = ridge.solve_ridge_of_map(second, sums.T, penalties, feature_map.hidden_share)
     features = Model(data.kernel, points, {"features": Head(root.weights, triangular=root.triangular)})
     scorer, weights = prepare_scorer(features), root.weights @ coefficients
     predicted = np.concatenate([scorer("features", tile) @ coefficients for tile in landmarks.iter_row_tiles()])
-    exact = _make_model(features, weights, stored)
+    exact = _make_model(features, weights * scale, stored)
     model = cast_model(exact, feature_map.model.dtype)
-    solution = RidgeSolution(penalties, weights, predicted, targets.max_abs_values)
-    # A certificate on the landmarks does not show errors of sums over rows of small weight.
-    lost = rounding if (targets.weights != targets.weights[0]).any() else 0.0
-    scale = np.ones(targets.n_columns)
-    return model, _certify_and_collect_fitted(model, exact, landmarks, solution, scale, stored, lost), penalties
+    solution = RidgeSolution(penalties, weights, predicted, scaled.max_abs_values)
+    return model, _certify_and_collect_fitted(model, exact, landmarks, solution, scale, stored, rounding), penalties
+
+
+def _scale_targets(targets: Targets) -> tuple[Targets, Array]:
+    """Return targets divided by powers of 2, so that their squares are in range, and the powers (q,)."""
+    sizes = targets.max_abs_values
+    scale = 2.0 ** np.floor(np.log2(np.where(sizes > 0, sizes, 1.0)))
+    return Targets(targets.values / scale, targets.weights), scale
 
 
 def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge]) -> Model:

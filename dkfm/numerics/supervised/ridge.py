@@ -172,11 +172,14 @@ def solve_ridge_path(
     return replace(solution, path_errors=errors)
 
 
-def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) -> tuple[Array, float]:
+def solve_ridge_of_map(
+    second_moment: Array, target_sums: Array, alphas: Array, hidden_share: float = 0.0
+) -> tuple[Array, float]:
     """Return the coefficients (r, q) of ridge regressions in the features phi of a map, and their rounding.
 
     `second_moment` (r, r) is ``sum w phi phi'``, overwritten, and `target_sums` (r, q) are ``sum w phi y'``. The
-    rounding is the relative change of the coefficients that errors of these sums may cause.
+    rounding is the relative change of the coefficients that errors of these sums may cause, and of the predictions by
+    features that the map has lost to rounding: at most `hidden_share` of each squared length.
 
     Raises
     ------
@@ -186,16 +189,17 @@ def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) 
     if not len(second_moment):  # the map has no features
         return np.zeros(target_sums.shape), 0.0
     values, vectors = eigh_in_place(np.asfortranarray((second_moment + second_moment.T) / 2))
-    rounding = 4 * EPS * len(values) * float(values[-1])
-    if float(alphas.min()) <= rounding and values[0] <= rounding:
+    lowest, noise = float(alphas.min()), 4 * EPS * len(values) * float(values[-1])
+    if lowest <= noise and values[0] <= noise:
         raise InvalidInputError(
-            f"In the features of a map alpha must be above their rounding, {rounding:.1e}, and it is "
-            f"{float(alphas.min()):.1e}."
+            f"In the features of a map alpha must be above their rounding, {noise:.1e}, and it is {lowest:.1e}."
         )
     coordinates = vectors.T @ target_sums
     values = np.maximum(values, 0.0)
     coefficients: Array = vectors @ (coordinates / (values[:, np.newaxis] + alphas))
-    return coefficients, min(1.0, EPS * float(values[-1] / (values[0] + alphas.min())))
+    hidden = hidden_share * float(values.sum())
+    rounding = EPS * float(values[-1] / (values[0] + lowest)) + (hidden / (hidden + lowest) if hidden else 0.0)
+    return coefficients, min(1.0, rounding)
 
 
 def estimate_rounding(diagonal: Array) -> float:
