@@ -58,13 +58,16 @@ class ScoresArray:
     checksums: npt.NDArray[np.uint32]
     ndim: ClassVar[int] = 2
 
-    def __getitem__(self, index: tuple[slice, ...]) -> Array:
+    def __getitem__(self, index: tuple[slice | int, ...]) -> Array:
         output = self.output
         output_store.require_not_replaced(output.root, output.creation_id)
-        start, stop, _ = index[0].indices(self.shape[0])
-        parts = [self._read_chunk(number)[part] for number, part in split_by_chunk(start, stop, output.chunk_rows)]
-        rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]), self.dtype)
-        return rows[:, index[1]] if len(index) > 1 else rows
+        # Dask passes the steps and the numbers of its own slices on.
+        numbers = range(self.shape[0])[index[0] if isinstance(index[0], slice) else slice(index[0], index[0] + 1)]
+        first, *_, last = sorted([numbers[0], numbers[-1]]) if numbers else (0, -1)
+        spans = split_by_chunk(first, last + 1, output.chunk_rows)
+        parts = [self._read_chunk(number)[part] for number, part in spans]
+        rows = np.concatenate(parts)[:: numbers.step] if parts else np.empty((0, self.shape[1]), self.dtype)
+        return (rows if isinstance(index[0], slice) else rows[0])[(..., *index[1:])]
 
     def _read_chunk(self, number: int) -> npt.NDArray[np.generic]:
         chunk_format = self.output.format

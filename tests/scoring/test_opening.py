@@ -212,3 +212,11 @@ def test_what_opening_does_not_read_is_found_where_it_is_read(made, place):
             with pytest.raises(DamagedStoreError, match="Chunk 2"):
                 dkfm.verify_scores(target)
         output.output_location.write_file(name, good)
+
+
+@pytest.mark.parametrize(
+    "index", [np.s_[::2], np.s_[1:35:7], np.s_[::-1], np.s_[25:3:-4], np.s_[5:5], np.s_[2:25:4, ::-1], 3, -1, (3, 1)]
+)
+def test_a_slice_with_a_step_and_a_number_take_the_rows_that_numpy_takes(finished, index):
+    scores = dkfm.open_scores(finished["out"])
+    np.testing.assert_array_equal(scores[index].compute(), scores.compute()[index])
