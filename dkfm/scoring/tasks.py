@@ -155,6 +155,8 @@ def measure_plan(plan: Plan, work: SharedTaskArguments, executor: Executor) -> P
     """
     measured = list[float]()
     run_tasks(executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
+    if not measured:
+        raise WorkerDiedError("The workers died that scored some rows to predict the time.")
     plan, root = replace(plan, row_seconds=measured[0]), work.output.root
     if plan.streamed or plan.done == plan.chunks:
         return plan
