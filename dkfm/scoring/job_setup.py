@@ -164,7 +164,7 @@ def open_job(
             if existing is not None:
                 kept, done = appending.find_reusable_chunks(existing, output, given, files, watch.stamp_with_ctime)
                 plan = replace(plan, done=done)
-            where = str(path) if isinstance(place, Path) else place.url
+            where = str(path) if isinstance(place, Path) or client is None else place.url  # threads read the open copy
             # A model of an estimator is in memory already; user functions and a store may change between jobs.
             keeps = not (isinstance(model, Savable) or trusted or plan.streamed)
             yield ScoringJob(
