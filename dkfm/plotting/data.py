@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array, require_unmasked
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import require_no_missing_labels
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ def _read_dense_shape(values: object, name: str) -> tuple[int, ...]:
     try:
         return np.asarray(values).shape
     except ValueError as error:
-        raise InvalidInputError(f"{name} must be an array: {error}.") from None
+        raise InvalidInputError(f"{name} must be an array: {extract_reason(error)}.") from None
 
 
 def _convert_to_finite_float64(values: npt.NDArray[np.generic], name: str) -> Array:
     try:
         numbers = values.astype(np.float64) if values.dtype.kind in "biufO" else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = None
     if numbers is None:
         raise InvalidInputError(f"{name} must hold real numbers, and its dtype is {values.dtype}.")

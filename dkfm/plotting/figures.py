@@ -360,7 +360,8 @@ def _require_pair(pair: tuple[int, int], q: int) -> tuple[int, int]:
     """Return the checked numbers of two of q columns; raise if they do not exist, unless there is only one column."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         raise InvalidInputError(f"pair takes the numbers of two columns, from 0, and got {pair!r:.50}.")
-    if q > 1:
-        for number in pair:
-            require_component(number, q)
+    if q == 1:
+        return 0, 0
+    for number in pair:
+        require_component(number, q)
     return int(pair[0]), int(pair[1])
