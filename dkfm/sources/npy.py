@@ -197,7 +197,7 @@ def load_npy(path: str | Path, rows: int | None = None) -> npt.NDArray[np.generi
             cause = "it was cut short" if isinstance(error, EOFError) else extract_reason(error)
             raise InvalidInputError(f"{path} cannot be read as a .npy file: {cause}.") from None
     if values.dtype.kind == "U" and values.size:
-        points = values.view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
+        points = values.reshape(-1).view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
         if points.max() > sys.maxunicode:
             raise InvalidInputError(f"{path} cannot be read as a .npy file: its text is not Unicode.")
     return values.T if header.fortran_order else values
