@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import ClassifierMixin
+from sklearn.base import is_classifier
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, MissingExtraError
@@ -62,7 +62,8 @@ def get_score_name(estimator: object) -> str:
     """Return the name of a column of an estimator's `transform`, for plots."""
     if isinstance(estimator, ExactFeatureMap):
         return "feature"
-    return "discriminant" if isinstance(estimator, ClassifierMixin) else "component"
+    has_tags = hasattr(estimator, "__sklearn_tags__")
+    return "discriminant" if has_tags and is_classifier(estimator) else "component"
 
 
 def choose_label_color(code: int, count: int) -> tuple[float, float, float, float]:
