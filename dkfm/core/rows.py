@@ -23,6 +23,10 @@ else:
 Rows: TypeAlias = Array | Sparse
 
 
+_MAX_EXACT_INTEGER = 2**53
+"""Size up to which every integer is a float64."""
+
+
 def as_rows(X: object, name: str = "X") -> Rows:
     """Return `X` as finite rows (n, d), float32 or float64, dense or CSR.
 
@@ -41,8 +45,8 @@ def as_rows(X: object, name: str = "X") -> Rows:
     Raises
     ------
     InvalidInputError
-        X is not two-dimensional, has no row or no column, has a complex or text dtype, or has a value that is not
-        a finite number.
+        X is not two-dimensional, has no row or no column, has a complex or text dtype, has a value that is not a
+        finite number, or integers above 2^53 in size.
     """
     rows = as_rows_allow_nonfinite(X, name)
     require_finite(rows, name, columns=column_labels(X))
@@ -116,7 +120,7 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
         objects, rows = rows, _objects_to_float64(rows, name, column_labels(X) or [])
         require_no_times(objects, name)  # NumPy converts its own dates
     require_real_matrix(rows.shape, rows.dtype, name)
-    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
+    return rows if rows.dtype == np.float32 else as_float64(rows)
 
 
 def _issparse(X: object) -> bool:
@@ -159,6 +163,7 @@ def _as_csr(X: object, name: str) -> Sparse:
             raise InvalidInputError(
                 f"{name} is no sound sparse array: its {part} are {index_dtype} and must be integers."
             )
+    require_exact_integers(getattr(X, "data", np.empty(0)))
     try:
         _check_sparse_format(X)
         rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw
@@ -205,7 +210,21 @@ def has_only_equal_rows(rows: Rows) -> bool:
 
 def as_float64(rows: Rows) -> Rows:
     """Return rows as float64, which is exact; rows that are float64 are returned as they are."""
-    return rows if rows.dtype == np.float64 else rows.astype(np.float64)
+    if rows.dtype == np.float64:
+        return rows
+    require_exact_integers(rows if isinstance(rows, np.ndarray) else rows.data)
+    return rows.astype(np.float64)
+
+
+def require_exact_integers(values: npt.NDArray[np.generic]) -> None:
+    """Raise an InvalidInputError if values are integers so large that float64 rounds them."""
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
+        return
+    if max(int(values.max()), -int(values.min())) > _MAX_EXACT_INTEGER:
+        raise InvalidInputError(
+            "Rows hold integers above 2^53 in size, and float64 rounds them: leave out a column of ids, subtract an "
+            "offset, or convert the rows to float64 if the difference does not matter."
+        )
 
 
 def require_real_matrix(shape: tuple[int, ...], dtype: np.dtype[np.generic], name: str) -> None:

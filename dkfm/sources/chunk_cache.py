@@ -5,13 +5,14 @@ If many tasks read parts of one chunk, it is decoded only once.
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import is_at_most_half_chunk, split_by_chunk
 from dkfm.core.lru_cache import LruCache
-from dkfm.core.rows import Array
+from dkfm.core.rows import Array, as_float64
 
 _CONCURRENT_CHUNKS = 10
 """Chunks that Zarr decodes at a time."""
@@ -22,8 +23,9 @@ _chunks: LruCache[Array] = LruCache(1)
 
 def as_float(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
     """Return values as float64, or float32 values as float32 if `keep_float32`."""
-    is_float32 = values.dtype.type is np.float32  # in any byte order
-    return np.asarray(values, np.float32 if keep_float32 and is_float32 else np.float64)
+    if keep_float32 and values.dtype.type is np.float32:  # in any byte order
+        return np.asarray(values, np.float32)
+    return np.asarray(as_float64(cast("Array", values)), np.float64)
 
 
 def estimate_concurrent_decode_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:

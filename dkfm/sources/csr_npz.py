@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.lru_cache import LruCache
-from dkfm.core.rows import Sparse
+from dkfm.core.rows import Sparse, require_exact_integers
 from dkfm.errors import DkfmError, InvalidInputError, extract_reason
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files import location as locations
@@ -111,6 +111,7 @@ class NpzSource(CsrRows):
             )
         except ValueError as error:
             raise InvalidInputError(f"The arrays of {self.location} do not make rows: {error}") from None
+        require_exact_integers(data[values])
         part.sum_duplicates()
         return part
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, require_real_matrix
+from dkfm.core.rows import Array, require_exact_integers, require_real_matrix
 from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.files.local import open_plain
 from dkfm.files.location import Location
@@ -251,6 +251,7 @@ def _read_rows(file: BufferedReader, header: Header, start: int, stop: int, dtyp
     for part in row_slices(len(values), buffer_rows):
         stored = buffer[: part.stop - part.start]
         _read_into(file, stored)
+        require_exact_integers(stored)
         values[part] = stored
     return values
 
@@ -265,6 +266,7 @@ def _read_columns(file: BufferedReader, header: Header, start: int, stop: int, d
         target = values[column] if dtype == header.dtype else stored
         _fill_at(descriptor, target, header.offset + (column * n + start) * itemsize)
         if target is stored:
+            require_exact_integers(stored)
             values[column] = stored
     return values.T
 

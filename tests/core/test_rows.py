@@ -1,13 +1,17 @@
 """Whatever NumPy can read as rows is taken as rows, and what it cannot is refused in a sentence."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import zarr
 from scipy import sparse
 
 import dkfm
 from dkfm import kernels
 from dkfm.core.rows import as_rows
 from dkfm.errors import InvalidInputError
+from dkfm.sources.opening import open_source
 
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
 K = kernels.Gaussian(3.0)
@@ -116,3 +120,26 @@ def test_dates_of_numpy_among_objects_are_no_rows():
     for one in (np.datetime64("2026-01-01"), np.timedelta64(3, "D")):
         with pytest.raises(InvalidInputError, match="X must hold real numbers, and has dates or times"):
             as_rows(np.array([[1.0, one]], dtype=object))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_that_float64_rounds_are_refused(tmp_path, dtype):
+    pa = pytest.importorskip("pyarrow", reason="the extra dataframe brings it")
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra dataframe brings it")
+    for largest in (2**53, 2**53 + 1):
+        values = np.array([[largest, 1], [3, 4]], dtype)
+        np.save(tmp_path / "rows.npy", values)
+        np.save(tmp_path / "columns.npy", np.asfortranarray(values))
+        sparse.save_npz(tmp_path / "rows.npz", sparse.csr_array(values))
+        zarr.save(str(tmp_path / f"{largest}.zarr"), values)
+        pq.write_table(pa.table({"a": values[:, 0], "b": values[:, 1]}), tmp_path / "rows.parquet")
+        stored = ("rows.npy", "columns.npy", "rows.npz", f"{largest}.zarr", "rows.parquet")
+        readers = [partial(open_source(tmp_path / name, "X").read, slice(0, 2)) for name in stored]
+        for read in (partial(as_rows, values), partial(as_rows, sparse.csc_array(values)), *readers):
+            if largest == 2**53:
+                rows = read()
+                dense = rows.toarray() if sparse.issparse(rows) else rows
+                np.testing.assert_array_equal(dense, values.astype(np.float64))
+            else:
+                with pytest.raises(InvalidInputError, match="integers above 2"):
+                    read()

@@ -225,7 +225,8 @@ def _bound_errors_and_rank(
     if options.on_indefinite == "clip":
         lowest, highest = float(root.dropped_values.min(initial=0.0)), float(root.values.max(initial=0.0))
         negative = is_indefinite(lowest, highest, len(root.weights))
-        if negative or residuals.lowest < -roots.EIGENVECTOR_ERROR_SHARE:
+        has_values_of_zero_rows = not lengths.any() and scorer.kernel_values(rows).any()
+        if negative or has_values_of_zero_rows or residuals.lowest < -roots.EIGENVECTOR_ERROR_SHARE:
             bounds = np.full(len(bounds), np.inf)
     bounds = bounds[: rank + 1]
     if options.tol is not None:
@@ -350,6 +351,8 @@ def _require_psd_residuals(
     features = scorer.apply_weights("features", scorer.kernel_values(rows))
     what = f"The Gram matrix of {data.kernel!r}"
     own = replace_zero_lengths(row_lengths(values.diagonal()))
+    if not values.diagonal().any():  # with k(x, x) = 0 for all rows, every other value must be 0
+        own *= float(np.sqrt(np.abs(values).max())) or 1.0
     divisors = own if root.is_scaled(lengths) else np.full(len(own), own.max())
     values = values / divisors[:, np.newaxis] / divisors
     features = features / divisors[:, np.newaxis]

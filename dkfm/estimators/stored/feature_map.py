@@ -53,7 +53,10 @@ class StoredMap(StoredEstimator):
 
     def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         mean = cast("Array | None", self.values.get("mean"))
-        return verify_points(scorer, landmark_certificate, Z, mean, self.error_bound)
+        rounding = roots.EIGENVECTOR_ERROR_SHARE
+        if scorer.model.heads["residual"].triangular:
+            rounding = max(1e-8, min(1.0, 16 * roots.EPS * roots.condition_number(self.eigenvalues_or_pivots)))
+        return verify_points(scorer, landmark_certificate, Z, mean, self.error_bound, rounding)
 
 
 def certify_map(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> Certificate:
@@ -76,7 +79,12 @@ def certify_map(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> 
 
 
 def verify_points(
-    scorer: Scorer, landmark_certificate: Certificate, Z: Rows, mean: Array | None, bound: float | None
+    scorer: Scorer,
+    landmark_certificate: Certificate,
+    Z: Rows,
+    mean: Array | None,
+    bound: float | None,
+    rounding: float,
 ) -> Verification:
     """Verify a map on new points.
 
@@ -91,6 +99,8 @@ def verify_points(
     bound : float or None
         Error bound of pairs with a training point, relative to each pair's own scale. The errors are not compared
         with a bound that is infinite, as that of a clipped kernel, or unknown (None).
+    rounding : float
+        Rounding error of pairs of new points, relative to the largest k(z, z), which their residuals do not show.
 
     Raises
     ------
@@ -109,7 +119,6 @@ def verify_points(
         return Verification(landmark_certificate, against, between, residuals, np.inf)
     against.require_relative_error_at_most(bound)
     pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
-    rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
     between.require_error_at_most(pair_bound + max(rounding, bound))
     return Verification(landmark_certificate, against, between, residuals, pair_bound)
 

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from dkfm.core.chunking import row_slices, split_by_part
-from dkfm.core.rows import Array
+from dkfm.core.rows import Array, require_exact_integers
 from dkfm.errors import InvalidInputError
 from dkfm.sources.parquet_files.layout import OpenedFile, TableLayout, open_parquet_file
 from dkfm.sources.parquet_files.schemas import compute, dictionary_decode_ids, pa, pq, types
@@ -87,6 +87,8 @@ def _decode_group_into_array(opened: OpenedFile, table: TableLayout, group: int,
         for first, batch in _read_batches(opened, table, group, table.columns[columns]):
             part = values[first : first + batch.num_rows, columns]
             for index, column in enumerate(batch.columns):
+                if types.is_int64(column.type) or types.is_uint64(column.type):
+                    require_exact_integers(column.drop_null().to_numpy(zero_copy_only=False))
                 numbers = column if column.type == dtype else column.cast(dtype, safe=False)
                 part[:, index] = numbers.to_numpy(zero_copy_only=False)
 
