@@ -202,8 +202,8 @@ class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  #
         y : array-like of shape (N,)
             Class labels: integers, bools or strings.
         sample_weight : array-like of shape (N,), default=None
-            Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" keeps in one fold.
-            Rows of weight 0 are left out.
+            Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" keeps in one fold,
+            and once in the median of a width. Rows of weight 0 are left out.
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `predict` and `dkfm score` take unscaled rows.
         """

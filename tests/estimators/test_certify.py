@@ -276,3 +276,10 @@ def test_components_and_folded_models_of_a_sampled_map_are_those_of_the_map(X):
     np.testing.assert_array_equal(*components)
     folded = [dkfm.fold(phi, RidgeClassifier().fit(phi.transform(X), y)).predict(X[:9]) for phi in maps]
     np.testing.assert_array_equal(*folded)
+
+
+def test_what_the_features_of_new_rows_round_is_no_damage(rng):
+    for kernel in (kernels.Linear(), kernels.Cosine()):
+        for _ in range(20):
+            X = rng.normal(size=(12, 2)) * [1.0, 1e-6]
+            dkfm.ExactFeatureMap(kernel, basis="cholesky").fit(X).verify(rng.normal(size=(50, 2)))

@@ -54,6 +54,17 @@ def clipped(name, **options):
 # Feature maps.
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6, 1e-20])
+@pytest.mark.filterwarnings("ignore:.*on these rows", "ignore:The certificate of")  # k(x, x) is 0
+def test_values_of_rows_without_a_length_show_an_indefinite_kernel(rng, scale):
+    X, K = rng.normal(size=(5, 2)), scale * (np.ones((5, 5)) - np.eye(5))
+    for kernel, rows in ((kernels.NegativeSquaredDistance(scale), X), ("precomputed", K)):
+        with pytest.raises(NotPSDError, match="not positive semi-definite"):
+            dkfm.ExactFeatureMap(kernel, basis="cholesky").fit(rows)
+    phi = dkfm.ExactFeatureMap(kernels.NegativeSquaredDistance(scale), landmarks="pivots", on_indefinite="clip").fit(X)
+    assert phi.error_bound_ == np.inf
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("basis", ["symmetric", "spectral"])
 @pytest.mark.parametrize("name", KERNELS)

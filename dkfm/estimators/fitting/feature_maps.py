@@ -174,7 +174,7 @@ def _warn_of_underflow(diagonal: Array, rank: int, kernel: Kernel) -> None:
         rows = f"{underflowed:,} of {len(diagonal):,} rows"
         finding = f"k(x, x) of {rows} is below {smallest:.0e} and has lost digits by underflow"
     elif not rank:
-        finding = f"{kernel!r} is 0 on these rows, so the map has no features"
+        finding = f"k(x, x) of {kernel!r} is 0 on these rows, so the map has no features"
     else:
         return
     warn_caller(f"{finding}; scale the rows or the kernel up.")
