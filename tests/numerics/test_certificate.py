@@ -217,9 +217,9 @@ def test_residuals_that_do_not_explain_the_error_between_new_points_fail(rng):
     residual = phi.model_.heads["residual"]
     heads = {**phi.model_.heads, "residual": replace(residual, weights=1e3 * residual.weights)}  # all clipped at 0
     score = scorer.prepare_scorer(Model(phi.kernel_, phi.model_.landmarks, heads))
-    feature_map.verify_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9)
+    feature_map.verify_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9, 1e-8)
     with pytest.raises(CertificateError):
-        feature_map.verify_points(score, phi.certificate_, Z, None, 1e-9)
+        feature_map.verify_points(score, phi.certificate_, Z, None, 1e-9, 1e-8)
 
 
 @pytest.mark.parametrize(
