@@ -131,6 +131,29 @@ def test_a_kernel_of_known_rank_hides_no_eigenvalue(kernel, weight, shift, shrin
 
 
 @pytest.mark.parametrize(
+    ("kernel", "scale", "shift", "shrinkage", "most", "factor"),
+    [
+        (kernels.Polynomial(2, offset=1.0), 1.0, 100.0, 1e-8, 1e-3, 4.0),  # eigenvectors mix what they leave out
+        (kernels.Polynomial(2, offset=1.0), 1.0, 100.0, 1e-12, 0.1, 5.0),
+        (kernels.Linear(), 1e-6, 1e5, 1e-3, 1e-5, 1.0),  # one of two eigenvalues is hidden, among 14 of 0
+        (kernels.Polynomial(2, offset=1.0), 1.0, 1e5, 0.1, 5e-6, 1.0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The certificate of these scores")  # its size is what is tested
+def test_eigenvalues_of_zero_are_left_out_and_their_rounding_is_certified(
+    kernel, scale, shift, shrinkage, most, factor
+):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        X, Z = (rng.normal(size=(n, 2)) * [1.0, scale] + shift for n in (16, 8))
+        y = rng.permutation(16) % 2
+        fitted, rows = dkfm.KernelFisher(kernel=kernel, shrinkage=shrinkage).fit(X, y), np.vstack([X, Z])
+        expected = decide_in_rationals(kernel, X, y, np.ones(16), rows, shrinkage)
+        error = np.abs(fitted.decision_function(rows) - expected).max() / np.abs(expected).max()
+        assert error <= min(most, factor * fitted.certificate_.error)
+
+
+@pytest.mark.parametrize(
     ("kernel", "rank"),
     [
         (kernels.Linear(), 3),

@@ -170,8 +170,7 @@ class SpectralGram:
             sizes = self.omitted_values / np.maximum(self.noise[:first], _TINY)
             if sizes.max() <= _ONE_SIDED * -sizes.min():
                 return np.zeros(first, bool)
-        positions = np.arange(first)
-        return (positions > 0) & (positions >= first - self.n_hidden)
+        return np.arange(first) >= first - self.n_hidden
 
     def _find_small_noise(self, ridge: float) -> Mask:
         """Return a mask (N - r,) of the dropped eigenvalues whose rounding error is small beside a ridge."""
