@@ -218,8 +218,7 @@ class KernelPCA(InverseTransformMixin):
         y : object, default=None
             Ignored.
         sample_weight : array-like of shape (N,), default=None
-            Non-negative weights. A row of weight w counts as w equal rows, and once in the
-            median of a width; rows of weight 0 are left out.
+            Non-negative weights. A row of weight w counts as w equal rows, but once in a median width; 0 leaves it out.
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """

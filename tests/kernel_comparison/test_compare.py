@@ -197,7 +197,7 @@ def test_a_negative_part_in_rows_of_small_scale_is_told(rng):
     assert "a is compared without its negative part" in str(found)
 
 
-@pytest.mark.filterwarnings("ignore:Linear.* is 0 on these rows")
+@pytest.mark.filterwarnings("ignore:.*Linear.* is 0 on these rows")
 def test_a_page_of_a_map_without_features_has_no_embedding(rng):
     X = rng.normal(size=(20, 3))
     found = dkfm.compare_kernels([kernels.Linear()], X * 1e-200, X[:, 0] > 0, embedding=True)

@@ -55,7 +55,7 @@ def test_a_column_of_labels_is_no_feature(convert, frame, tmp_path):
 
 
 def test_what_a_comparison_tells_is_short_and_names_the_kernel(frame):
-    far = frame[["a", "b", "c"]] + 1e6
+    far = frame[["a", "b", "c"]] + 1e7
     with pytest.warns(DkfmWarning, match=r"^offset: The certificate of ") as caught:
         found = compare_kernels({"near": GAUSSIAN[0], "offset": kernels.Polynomial(3)}, far, frame.kind)
     assert all(str(one.message).startswith("offset: ") for one in drop_resource_warnings(caught))
