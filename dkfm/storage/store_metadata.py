@@ -25,8 +25,12 @@ VERSIONS = {"factor": 1, "gram": 1, "model": 2, "root": 1, "rows": 1, "scores": 
 MARKER = "_COMPLETE"
 """Name of the marker file, which is written last: a store without it is not complete."""
 
-MAX_MARKER_BYTES = 2**26
-"""Largest size of a marker that is read, in bytes."""
+MAX_MARKER_BYTES = 2**27
+"""Largest size of a marker that is read, in bytes.
+
+Four outputs and ids have five checksums of 10 digits a chunk, and two numbers of up to 19 digits. With all separators
+these are 62 + 42 bytes a chunk: 109 MB for 2^20 chunks, the most that a job has.
+"""
 
 JOURNAL = "_journal"
 """Folder of the receipts of an unfinished output."""

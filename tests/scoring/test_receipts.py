@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import google_crc32c
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 
 import dkfm
 from dkfm import kernels
+from dkfm.core.chunking import MAX_CHUNKS
 from dkfm.errors import DamagedStoreError, StoreError
 from dkfm.scoring import completion, marker, output_store
+from dkfm.scoring.receipts import MAX_NUMBER, ChunkReceipt
+from dkfm.storage import store_metadata
 
 ROWS = np.random.default_rng(1).normal(size=(60, 4))
 ROWS[7] = np.nan
@@ -212,3 +216,13 @@ def test_a_segment_that_does_not_say_whose_it_is_counts_for_no_output(model, out
     rows = json.loads(segment.read_text())["receipts"]
     segment.write_text(json.dumps({"crc32c": google_crc32c.value(rows.encode()), "receipts": rows}))
     assert score(model, out).scored_chunks == 6
+
+
+def test_the_marker_of_the_most_chunks_of_all_outputs_and_ids_is_read(out):
+    output, largest = output_store.read_output(out), MAX_NUMBER - 1
+    receipt = ChunkReceipt(0, largest, largest, (2**32 - 1,) * 5, largest)
+    sizes = []
+    for chunks in (1, 2):
+        receipts = dict.fromkeys(range(chunks), receipt)
+        sizes.append(len(marker.encode_marker(replace(output, rows=chunks * output.chunk_rows), receipts, "0" * 64)))
+    assert sizes[0] + MAX_CHUNKS * (sizes[1] - sizes[0]) <= store_metadata.MAX_MARKER_BYTES
