@@ -241,7 +241,7 @@ class _Run(Generic[R]):
         """Start copies of stuck tasks on other workers; raise a StalledError after too long a silence."""
         health = self._executor.update_health()
         self._last_check = time.monotonic()
-        for number in {key[1] for key in health.stuck_tasks}:
+        for number in {number for name, number, _ in health.stuck_tasks if name == self._name}:
             if health.running_addresses and number in self._open and self._open[number].running == 1:
                 self._tally.retries += 1
                 self._start(number, health.running_addresses)

@@ -115,9 +115,21 @@ def copy_of(executor, number):
     return sum(1 for submitted, _, _ in executor.submitted if submitted == number) > 1
 
 
+def hold(executor, number):
+    """Let a silent worker hold a task of the run that begins next."""
+    submit = executor.submit
+
+    def submit_and_hold(key, *arguments, workers=None):
+        if key[1:] == (number, 0):
+            executor.state = ExecutorHealth(running_addresses=("b",), silent_addresses=("a",), stuck_tasks=(key,))
+        submit(key, *arguments, workers=workers)
+
+    executor.submit = submit_and_hold
+
+
 def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts_once():
     executor = Scripted(lambda number, copy: None if number == 1 and copy == 0 else number)
-    executor.state = ExecutorHealth(running_addresses=("b",), silent_addresses=("a",), stuck_tasks=(("x", 1, 0),))
+    hold(executor, 1)
     late = executor.submit
 
     def submit(key, function, *arguments, workers=None):
@@ -134,7 +146,7 @@ def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts
 
 def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
     executor = Scripted(lambda number, copy: None if copy == 0 else number)
-    executor.state = ExecutorHealth(running_addresses=("b",), silent_addresses=("a",), stuck_tasks=(("x", 0, 0),))
+    hold(executor, 0)
     take = executor.submit
 
     def submit(key, *arguments, workers=None):
@@ -144,6 +156,14 @@ def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
 
     executor.submit = submit
     assert go(executor, 1, stall_seconds=1000.0)[1] == [0]
+
+
+def test_a_task_of_an_earlier_run_that_is_stuck_has_no_copy_in_this_one(monkeypatch):
+    monkeypatch.setattr(task_runner, "_HEALTH_INTERVAL", 0.0)
+    executor = Scripted(lambda number, copy: number)
+    executor.state = ExecutorHealth(running_addresses=("b",), silent_addresses=("a",), stuck_tasks=(("earlier", 2, 0),))
+    tally, _ = go(executor, 6)
+    assert (tally.retries, len(executor.submitted)) == (0, 6)
 
 
 def test_results_of_an_earlier_run_are_not_taken_for_this_one_s():
