@@ -174,16 +174,17 @@ def read_remote_attributes(remote: Remote, kind: str | None = None) -> dict[str,
 
 
 def _read_metadata(remote: Remote) -> dict[str, object] | None:
-    metadata = _read_json(remote, _METADATA)
-    return _read_json(remote, store_metadata.TABLE_ATTRIBUTES) if metadata is None else metadata
+    most = json_reading.MAX_JSON
+    metadata = _read_json(remote, _METADATA, most)
+    return _read_json(remote, store_metadata.TABLE_ATTRIBUTES, most) if metadata is None else metadata
 
 
-def _read_json(remote: Remote, name: str) -> dict[str, object] | None:
+def _read_json(remote: Remote, name: str, max_bytes: int) -> dict[str, object] | None:
     size = remote.size(name)
     if size is None:
         return None
-    if size > json_reading.MAX_JSON:
-        raise UnsupportedStoreError(f"{remote}/{name} has {size} bytes; metadata are below {json_reading.MAX_JSON}.")
+    if size > max_bytes:
+        raise UnsupportedStoreError(f"{remote}/{name} has {size} bytes; metadata are below {max_bytes}.")
     return json_reading.parse_json(remote.read(name), f"{remote}/{name}")
 
 
@@ -258,7 +259,7 @@ def _create_object(remote: Remote, name: str, data: bytes) -> None:
 def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
     """Download a model, after a check that the store has exactly the files that its marker lists."""
     read_remote_attributes(remote, "model")
-    marker = _read_json(remote, store_metadata.MARKER)
+    marker = _read_json(remote, store_metadata.MARKER, store_metadata.MAX_MARKER_BYTES)
     if marker is None:
         raise IncompleteStoreError(f"{remote} has no {store_metadata.MARKER} marker: whatever wrote it did not finish.")
     if digest is not None and marker.get("digest") != digest:

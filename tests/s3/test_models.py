@@ -189,6 +189,11 @@ def test_metadata_that_are_too_large_are_not_read(model, monkeypatch):
         dkfm.load(model.url)
 
 
+def test_a_marker_at_a_url_may_be_as_large_as_a_local_one(model, fitted, rows):
+    model.replace(store_metadata.MARKER, model.read(store_metadata.MARKER).ljust(json_reading.MAX_JSON + 1))
+    np.testing.assert_array_equal(dkfm.load(model.url).transform(rows), fitted.transform(rows))
+
+
 def test_a_model_larger_than_the_disk_is_not_downloaded(model, monkeypatch):
     import shutil
 
