@@ -10,7 +10,7 @@ from dkfm.execution.clusters.current_client import is_inside_worker, nanny_local
 from dkfm.kernels.pairwise.block_operations import find_exponential
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
-from dkfm.storage.remote_stores import get_cached_model_folder
+from dkfm.storage.remote_stores import get_cached_model_folder, open_model_folder
 
 _FREE_SHARE = 1 / 4
 """Largest share of the free memory of a process that models keep after a job on its threads."""
@@ -67,8 +67,12 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
     """
 
     def read() -> Scorer:
-        folder = get_cached_model_folder(path, digest, nanny_local_directory())
-        return prepare_compact_scorer(load_record(folder, digest, trusted, streamed=stream_weights).model)
+        within = nanny_local_directory()
+        if stream_weights:
+            folder = get_cached_model_folder(path, digest, within)
+            return prepare_compact_scorer(load_record(folder, digest, trusted, streamed=True).model)
+        with open_model_folder(path, digest, within) as folder:
+            return prepare_compact_scorer(load_record(folder, digest, trusted).model)
 
     # A streamed model is read from its path repeatedly, so the key has the path; a copy elsewhere may exist longer.
     return get_scorer(f"{digest}{_STREAMED_SEPARATOR}{path}" if stream_weights else digest, read)

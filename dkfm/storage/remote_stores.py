@@ -102,14 +102,17 @@ def require_writable_location(path: str | Path, *, overwrite: bool = False) -> N
 
 
 @contextmanager
-def open_model_folder(path: str | Path) -> Iterator[Path]:
-    """Yield the folder of a model; for a URL, that of a copy which is removed when the context ends."""
+def open_model_folder(path: str | Path, digest: str | None = None, within: Path | None = None) -> Iterator[Path]:
+    """Yield the folder of a model; for a URL, that of a copy which is removed when the context ends.
+
+    The arguments are those of `get_cached_model_folder`.
+    """
     remote = parse_remote(path)
     if remote is None:
         yield local.as_local_path(path).absolute()
         return
-    with _temporary_model_path() as folder, _url_in_messages(folder, remote):
-        _download(remote, folder)
+    with _temporary_model_path(within) as folder, _url_in_messages(folder, remote):
+        _download(remote, folder, digest)
         yield folder
 
 
@@ -142,8 +145,8 @@ def get_cached_model_folder(path: str | Path, digest: str, within: Path | None =
 
 
 @contextmanager
-def _temporary_model_path() -> Iterator[Path]:
-    with temporary_folders.open_temporary_folder("model") as folder:
+def _temporary_model_path(within: Path | None = None) -> Iterator[Path]:
+    with temporary_folders.open_temporary_folder("model", within) as folder:
         yield folder.resolve() / "model"
 
 

@@ -240,10 +240,14 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_worker_opens_a_model_at_a_url(model, fitted, rows, streamed):
+def test_a_worker_opens_a_model_at_a_url_and_keeps_a_copy_only_to_stream_it(
+    model, fitted, rows, streamed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(model_cache, "nanny_local_directory", lambda: tmp_path)
     digest = json.loads(model.read(store_metadata.MARKER))["digest"]
     try:
         scorer = model_cache.get_saved_scorer(model.url, digest, stream_weights=streamed)
         np.testing.assert_allclose(scorer("scores", rows), fitted.transform(rows), atol=1e-12)
+        assert len(list(tmp_path.iterdir())) == streamed
     finally:
         model_cache.remove_model(digest)
