@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources.parquet import ParquetSource
-from dkfm.sources.parquet_files.schemas import pa
+from dkfm.sources.parquet_files.schemas import is_text, pa
 from dkfm.storage.model_store import MAX_LABEL_CHARACTERS
 
 
@@ -30,8 +30,8 @@ def read_label_column(source: ParquetSource, name: str) -> npt.NDArray[np.generi
         raise InvalidInputError(
             f"{what} has no label in {labels.null_count:,} of {len(labels):,} rows; leave these rows out."
         )
-    if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
-        encoded = labels.dictionary_encode()
+    if is_text(labels.type):
+        encoded = labels.cast(pa.large_string()).dictionary_encode()
         texts = encoded.dictionary.to_pylist()
         if max(map(len, texts)) > MAX_LABEL_CHARACTERS or len({text.rstrip("\0") for text in texts}) < len(texts):
             raise InvalidInputError(

@@ -2,6 +2,7 @@
 
 import fnmatch
 import pickle
+from itertools import permutations
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources import parquet
+from dkfm.sources.label_column import read_label_column
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet_files.journal import StoredNames
 from dkfm.sources.parquet_files.listing import TableFiles
@@ -69,13 +71,29 @@ def test_two_columns_of_the_name_of_the_ids_are_refused(tmp_path):
         parquet.ParquetSource.open(path, id_column="id")
 
 
-@pytest.mark.parametrize("types", [(pa.string(), pa.large_string()), (pa.large_string(), pa.string())])
+TEXTS = pa.string(), pa.large_string(), pa.string_view()
+
+
+@pytest.mark.parametrize("types", list(permutations(TEXTS, 2)))
 def test_text_ids_of_two_writers_have_the_type_of_the_first_file(types, rows, tmp_path):
     for number, dtype in enumerate(types):
         ids = pa.array([f"{number}a", f"{number}b"], dtype)
         write(tmp_path / f"{number}.parquet", table(rows[:2]).append_column("id", ids))
     read = open_source(tmp_path, id_column="id").read_ids(slice(0, 4))
     assert read.equals(pa.array(["0a", "0b", "1a", "1b"], types[0]))
+
+
+@pytest.mark.parametrize("dtype", [pa.time64("ns"), pa.month_day_nano_interval()], ids=str)
+def test_ids_of_times_that_no_reader_of_scores_has_are_refused(dtype):
+    frame = pa.table({"a": [1.0, 2.0], "id": pa.nulls(2, dtype)})
+    with pytest.raises(InvalidInputError, match=r"The column .id. of .* and must hold plain numbers, text or times"):
+        open_source(frame, id_column="id")
+
+
+@pytest.mark.parametrize("dtype", TEXTS, ids=str)
+def test_labels_are_text_of_any_type(dtype, tmp_path):
+    path = write(tmp_path / "x.parquet", pa.table({"a": [1.0, 2.0], "kind": pa.array(["red", "blue"], dtype)}))
+    assert read_label_column(open_source(path, columns=["a"]), "kind").tolist() == ["red", "blue"]
 
 
 def test_a_column_of_nulls_alone_in_one_file_is_nan(rows, tmp_path):

@@ -19,6 +19,7 @@ __all__ = [  # listed, because other modules import pyarrow from here
     "default_columns",
     "dictionary_decode_ids",
     "id_value_type",
+    "is_text",
     "pa",
     "pq",
     "require_ids",
@@ -75,16 +76,23 @@ def require_ids(
         raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids or labels; {known}.")
     require_unique_names(schema.names, f"{path} has")
     dtype, expected = id_value_type(schema, id_column), id_value_type(first_schema, id_column)
-    if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
+    is_plain = not (types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType))
+    if not is_plain or dtype in (pa.time64("ns"), pa.month_day_nano_interval()):  # pandas has no such values
         raise InvalidInputError(
-            f"The column {id_column!r} of {path} holds {dtype!s:.100}, and must hold plain numbers, text or times."
+            f"The column {id_column!r} of {path} holds {dtype!s:.100}, and must hold plain numbers, text or times "
+            "(times of day in microseconds at most)."
         )
-    if dtype != expected and not {dtype, expected} <= {pa.string(), pa.large_string()}:
+    if dtype != expected and not (is_text(dtype) and is_text(expected)):
         raise InvalidInputError(
             f"The column {id_column!r} of {path} holds {dtype!s:.100}, and that of the first file {expected!s:.100}; "
             "ids and labels are of one type in all files: cast them, and write that file again."
         )
     return dtype
+
+
+def is_text(dtype: "pa.DataType") -> bool:
+    """Return whether a type is one of Arrow's types of text."""
+    return any(is_kind(dtype) for is_kind in (types.is_string, types.is_large_string, types.is_string_view))
 
 
 def id_value_type(schema: "pa.Schema", id_column: str) -> "pa.DataType":
