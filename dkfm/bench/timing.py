@@ -58,25 +58,26 @@ class Times:
         return Ratio.of(self.seconds_by_name[above], self.seconds_by_name[below])
 
 
-def time_round_robin(rivals: Mapping[str, Callable[[Path], object]], rounds: int, output: Path) -> Times:
+def time_round_robin(rivals: Mapping[str, Callable[[Path], object]], rounds: int, output: Path | None = None) -> Times:
     """Time all rivals once in each round, in round-robin order: every round starts with the next rival.
 
     Parameters
     ----------
     rivals : mapping of str to callable
-        Functions by name, each called with the path `output`.
+        Functions by name, each called with the path `output`, or with an empty path without one.
     rounds : int
         Number of rounds.
-    output : Path
+    output : Path, optional
         Unused path. The files that a rival leaves there are removed after each call, off the clock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
-    names = list(rivals)
+    names, path = list(rivals), Path() if output is None else output
     for first in range(rounds):
         start_at = first % len(names)
         for name in names[start_at:] + names[:start_at]:
             start = time.perf_counter()
-            rivals[name](output)
+            rivals[name](path)
             seconds[name].append(time.perf_counter() - start)
-            shutil.rmtree(output, ignore_errors=True)
+            if output is not None:
+                shutil.rmtree(output, ignore_errors=True)
     return Times(seconds)

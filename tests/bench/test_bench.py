@@ -348,8 +348,10 @@ def test_what_is_not_finite_is_null_in_json():
 
 
 @pytest.mark.slow
-def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
+def test_every_kernel_is_timed_beside_its_formula_and_no_folder_is_removed(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_values, "QUICK", kernel_values.BlockSizes(3, 4, 2))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dkfm-bench-writes-no-file").mkdir()
     result = CliRunner().invoke(main, ["bench", "--kernels", "--quick", "--json"], catch_exceptions=False)
     report = json.loads(result.output)
     assert report.pop("sizes") == {"rows": 3, "landmarks": 4, "rounds": 2}
@@ -379,6 +381,7 @@ def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
             (name, dtype) for name, _, _ in kernel_values.list_kernels(d) for dtype in ("float64", "float32")
         ]
         assert all(row["dkfm"] > 0 and row["plain"] > 0 and row["times_as_long"]["rounds"] == 2 for row in rows)
+    assert (tmp_path / "dkfm-bench-writes-no-file").exists()
 
 
 def test_a_kernel_that_differs_from_its_formula_is_not_timed(monkeypatch):
