@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from sklearn.exceptions import NotFittedError
@@ -19,12 +19,9 @@ from dkfm.execution import memory
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.gram.training_data import TrainingData
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.transformed import Warped
+from dkfm.kernels.transformed import Standardize, Warped
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class InverseTransformMixin(KernelTransformer):
@@ -32,8 +29,6 @@ class InverseTransformMixin(KernelTransformer):
 
     alpha: float
     dual_coef_: Array
-    mean_: Array
-    scale_: Array
     X_transformed_fit_: Array
 
     def inverse_transform(self, X: object) -> Array:
@@ -47,21 +42,19 @@ class InverseTransformMixin(KernelTransformer):
         Notes
         -----
         Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The regression uses the kernel of the fit,
-        and has no intercept. If the fit standardized the rows, their standardized values are predicted and scaled back.
+        and has no intercept. If the kernel is warped by `Standardize`, as a fit with standardize=True warps it, then
+        the standardized values of the rows are predicted and scaled back.
         """
         check_is_fitted(self, "model_")
         if not hasattr(self, "dual_coef_"):
             raise NotFittedError("The inverse transform is not available: fit with fit_inverse_transform=True.")
-        model = Model(
-            _strip_standardization(self.kernel_, hasattr(self, "scale_")),
-            self.X_transformed_fit_,
-            {"points": Head(self.dual_coef_)},
-        )
+        kernel, scalings = _split_standardization(self.kernel_)
+        model = Model(kernel, self.X_transformed_fit_, {"points": Head(self.dual_coef_)})
         scores = self._check_scores(X)
         with single_blas_thread_in_worker():
             rows = scorer.compute_finite_scores(scorer.prepare_compact_scorer(model), "points", scores, "X")
-        if hasattr(self, "scale_"):
-            rows = rows * self.scale_ + self.mean_
+        for scaling in reversed(scalings):
+            rows = rows * np.asarray(scaling.scale) + np.asarray(scaling.mean)
         return rows.astype(self.model_.dtype, copy=False)
 
     def preimage(self, X: object, init: object = None, *, tol: float = 1e-6, max_iter: int = 1000) -> Array:
@@ -138,7 +131,7 @@ class InverseTransformMixin(KernelTransformer):
             ).astype(np.float64)
         return cast("Array", points)[preimages.find_nearest_scores(scores, training_scores)]
 
-    def _require_invertible(self, rows: TrainingData, standardized: bool) -> None:
+    def _require_invertible(self, rows: TrainingData) -> None:
         """Raise before the fit if `inverse_transform` cannot be fitted to the training rows."""
         alpha = self.alpha
         if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 <= alpha < np.inf:
@@ -146,35 +139,34 @@ class InverseTransformMixin(KernelTransformer):
         if not isinstance(rows.indexable_rows, np.ndarray):
             raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
         try:
-            _strip_standardization(rows.kernel, standardized)(np.ones((1, rows.indexable_rows.shape[1] + 1)))
+            _split_standardization(rows.kernel)[0](np.ones((1, rows.indexable_rows.shape[1] + 1)))
         except KernelError:
             raise NotSupportedError(
                 f"{rows.kernel!r} takes rows of {rows.indexable_rows.shape[1]} columns, and not their scores: it "
                 "has no inverse transform."
             ) from None
 
-    def _fit_inverse(
-        self, rows: TrainingData, scores: Array, weights: Array, columns: Mapping[str, Array]
-    ) -> dict[str, object]:
-        """Return the fitted attributes of `inverse_transform`, from the scores of the training rows.
-
-        `columns` are the mean and the scale of standardized columns, or empty.
-        """
+    def _fit_inverse(self, rows: TrainingData, scores: Array, weights: Array) -> dict[str, object]:
+        """Return the fitted attributes of `inverse_transform`, from the scores of the training rows."""
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
-        n, kernel = len(scores), _strip_standardization(rows.kernel, bool(columns))
+        n, (kernel, scalings) = len(scores), _split_standardization(rows.kernel)
         memory.require_factorization_memory(
             n, rows.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1
         )
         X = cast("Array", rows.indexable_rows)
-        if columns:
-            X = (X - columns["mean"]) / columns["scale"]
+        for scaling in scalings:
+            X = cast("Array", scaling(X))
         return {
             "X_transformed_fit": scores,
             "dual_coef": preimages.solve_ridge_regression(kernel, scores, X, self.alpha / weights),
         }
 
 
-def _strip_standardization(kernel: Kernel, standardized: bool) -> Kernel:
-    """Return the kernel of a fit without the scaling of columns, which does not apply to scores."""
-    return kernel.kernel if standardized and isinstance(kernel, Warped) else kernel
+def _split_standardization(kernel: Kernel) -> tuple[Kernel, list[Standardize]]:
+    """Return the kernel without the scaling of columns, which does not apply to scores, and the maps that scale."""
+    scalings = []
+    while isinstance(kernel, Warped) and isinstance(kernel.h, Standardize):
+        scalings.append(kernel.h)
+        kernel = kernel.kernel
+    return kernel, scalings

@@ -234,7 +234,7 @@ class KernelPCA(InverseTransformMixin):
         weighting = Weighting(weights, bool(self.centered))
         self._log_fit(rows)
         if self.fit_inverse_transform:
-            self._require_invertible(rows, bool(columns))
+            self._require_invertible(rows)
         with keep_states_until_end(), single_blas_thread_for_fit(len(weights)):
             result = pca.fit_components(rows, options, weighting, self._get_options(pca.SolverOptions))
             if self.remove_zero_eig:
@@ -247,7 +247,7 @@ class KernelPCA(InverseTransformMixin):
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
                 scores = eigenvalues * result.weights / weights[:, np.newaxis]
-                fitted |= self._fit_inverse(rows, scores, weights, columns)
+                fitted |= self._fit_inverse(rows, scores, weights)
         return self._set_fitted(X, model, fitted, {"dtype": options.dtype.name})
 
     @classmethod

@@ -119,6 +119,21 @@ def test_standardized_rows_are_part_of_the_model(rng, tmp_path):
         KernelPCA(2).fit(csr_array(X), standardize=True)
 
 
+@pytest.mark.parametrize("scales", [(100.0, 1.0, 0.01), 10.0])
+def test_rows_of_a_kernel_warped_by_a_scaling_have_a_way_back(rng, scales, tmp_path):
+    X = rng.normal(size=(60, 3)) * scales + [5, 0, -3]
+    scaling = kernels.Standardize((5.0, 0.0, -3.0), scales)
+    plain = KernelPCA(2, kernel=kernels.Gaussian(2.0), fit_inverse_transform=True).fit(scaling(X))
+    ours = clone(plain).set_params(kernel=plain.kernel.warp(scaling)).fit(X)
+    ours.save(tmp_path / "pca")
+    loaded, scores = dkfm.load(tmp_path / "pca"), ours.transform(X[:5])
+    back = plain.inverse_transform(plain.transform(scaling(X[:5]))) * scaling.scale + scaling.mean
+    for pca in (ours, loaded, clone(loaded).fit(X)):
+        assert np.abs(pca.inverse_transform(scores) - back).max() <= 1e-9 * np.abs(X).max()
+    scaled_twice = clone(ours).fit(X, standardize=True)
+    assert scaled_twice.inverse_transform(scores).shape == (5, 3)
+
+
 def require_same(found, truth, X, Z, tolerance=1e-10):
     wide = truth.eigenvalues_ >= 1e-6 * truth.eigenvalues_[0]
     scale = np.sqrt(truth.eigenvalues_[0])
