@@ -105,6 +105,16 @@ def test_a_column_of_nulls_alone_in_one_file_is_nan(rows, tmp_path):
     assert "'b' of type null" in refusal(tmp_path / "b.parquet")  # which nobody asked for
 
 
+def test_each_column_without_numbers_is_named_with_its_type(rows, tmp_path):
+    kinds = pa.array(["x"] * 3).dictionary_encode()
+    table = pa.table({"a": rows[:3, 0], "when": pa.array([0, 1, 2], pa.timestamp("us")), "kind": kinds, "b": ["y"] * 3})
+    write(tmp_path / "x.parquet", table.append_column("c", table["b"]).append_column("d", pa.array([b"z"] * 3)))
+    message = refusal(tmp_path / "x.parquet")
+    assert "has column 'when' of type timestamp[us] and column 'kind' of type dictionary<" in message
+    assert "and columns 'b', 'c' of type string and others, and features are numbers" in message
+    assert "; dkfm fit and dkfm compare also have --exclude-columns and --label-column." in message
+
+
 def test_a_key_is_no_column_of_features(partitioned):
     assert "has no column 'country' (keys of folders are no features, but may be the id_column)" in refusal(
         partitioned, ["a", "country"]

@@ -27,6 +27,9 @@ __all__ = [  # listed, because other modules import pyarrow from here
     "types",
 ]
 
+_MAX_TYPES = 3
+"""Largest number of types that a message names."""
+
 
 def default_columns(schema: "pa.Schema", hidden: Sequence[str | None]) -> tuple[str, ...]:
     """Return all columns but those hidden and the index of a data frame, which pandas does not count as a column."""
@@ -53,11 +56,20 @@ def require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locatio
         raise InvalidInputError(f"{path} has no {format_names(missing)}{hint}; {known}.")
     if wrong := [name for name in columns if not _is_number(column_types[name], may_be_empty)]:
         raise InvalidInputError(
-            f"{path} has {format_names(wrong)} of type {column_types[wrong[0]]!s:.100}, and features are numbers or "
-            "booleans; leave such columns out (columns=, --columns, --exclude-columns; for fit in Python, give a data "
-            "frame), or name ids (id_column=, --id-column) or labels (--label-column)."
+            f"{path} has {_format_types({name: column_types[name] for name in wrong})}, and features are numbers or "
+            "booleans; leave such columns out (columns=, --columns; for fit in Python, give a data frame), or name ids "
+            "(id_column=, --id-column); dkfm fit and dkfm compare also have --exclude-columns and --label-column."
         )
     return all(types.is_float32(column_types[name]) for name in columns)
+
+
+def _format_types(column_types: "dict[str, pa.DataType]") -> str:
+    """Return columns with their types for a message, at most three types."""
+    names: dict[str, list[str]] = {}
+    for name, dtype in column_types.items():
+        names.setdefault(str(dtype), []).append(name)
+    shown = [f"{format_names(same)} of type {dtype:.100}" for dtype, same in list(names.items())[:_MAX_TYPES]]
+    return " and ".join([*shown, *["others"] * (len(names) > _MAX_TYPES)])
 
 
 def _is_number(dtype: "pa.DataType", may_be_empty: bool) -> bool:
