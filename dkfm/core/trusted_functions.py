@@ -100,8 +100,10 @@ def _digest_source(path: str, function: Callable[..., object]) -> str:
         module_code = compile(module_source, function.__code__.co_filename, "exec", dont_inherit=True)
     except (OSError, TypeError, SyntaxError, KeyError) as error:
         raise KernelError(f"The source of {path} cannot be read: {error}.") from None
-    if function.__code__.co_qualname != function.__qualname__ or function.__code__ not in _walk_code(module_code):
-        raise KernelError(f"{path} is decorated, or its module was edited since it was imported; import it anew.")
+    if function.__code__.co_qualname != function.__qualname__:
+        raise KernelError(f"{path} is decorated and cannot be saved; call it in a plain function of a module of yours.")
+    if function.__code__ not in _walk_code(module_code):
+        raise KernelError(f"The module of {path} was edited since it was imported; import it anew.")
     return hashlib.sha256(source.encode()).hexdigest()
 
 

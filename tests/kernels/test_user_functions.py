@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from distributed import Client
+from sklearn.metrics.pairwise import rbf_kernel
 
 import dkfm
 from dkfm import kernels
@@ -150,7 +151,8 @@ def test_every_kernel_with_a_function_goes_through_a_store(module, rows):
         (lambda module: np.sqrt, "cannot be saved|wrap it in a function of yours"),
         (lambda module: len, "wrap it in a function of yours"),
         (lambda module: module.Caller(), "only a function with a module and a name"),
-        (lambda module: module.decorated, "is decorated"),
+        (lambda module: module.decorated, "is decorated and cannot be saved; call it in a plain function of a module"),
+        (lambda module: rbf_kernel, "is decorated and cannot be saved"),
         (lambda module: __import__("functools").partial(module.least), "only a function with a module and a name"),
     ],
 )
