@@ -260,7 +260,9 @@ def _replace_parameters(kernel: Kernel, values: Mapping[str, object]) -> Kernel:
     """Return a kernel with new values of parameters ``name``, and of parameters ``name__name`` of kernels in it."""
     known, own = sorted(name.removeprefix("__") for name in _list_parameters("", kernel)), _list_fields(kernel)
     if unknown := sorted(set(values).difference(known)):
-        raise InvalidInputError(f"{kernel!r} has the parameters {known}, and not {unknown}.")
+        has_parts = any(name.rpartition("__")[2] in ("terms", "factors") for name in known)
+        hint = "; the parts of a sum or product have no names, so give whole kernels as kernel=" if has_parts else ""
+        raise InvalidInputError(f"{kernel!r} has the parameters {known}, and not {unknown}{hint}.")
     direct = {name: value for name, value in values.items() if name in own}
     changed: Kernel = replace(kernel, **direct)  # type: ignore[type-var]  # a kernel with parameters is a dataclass
     for name in {name.partition("__")[0] for name in values if name not in own}:

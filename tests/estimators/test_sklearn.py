@@ -108,7 +108,12 @@ def test_parameters_of_the_kernel_are_set_as_those_of_the_estimator():
     assert phi.set_params(kernel__degree=4, basis="spectral").kernel == kernels.Polynomial(4)
     assert phi.set_params(kernel=kernels.Gaussian(), kernel__sigma=3).kernel == kernels.Gaussian(3.0)
     assert clone(phi).kernel == phi.kernel
-    with pytest.raises(InvalidInputError, match=r"\['sigma'\], and not \['degree'\]"):
+    half_of_sum = dkfm.KernelRidge(kernel=0.5 * (kernels.Gaussian(1.0) + kernels.Linear()))
+    with pytest.raises(
+        InvalidInputError, match=r"and not \['kernel__terms__0__sigma'\]; .* give whole kernels as kernel="
+    ):
+        half_of_sum.set_params(kernel__kernel__terms__0__sigma=2.0)
+    with pytest.raises(InvalidInputError, match=r"\['sigma'\], and not \['degree'\]\.$"):
         phi.set_params(kernel__degree=2)
     process = pytest.importorskip("sklearn.gaussian_process.kernels")
     assert dkfm.KernelPCA(kernel=process.RBF(2.0)).set_params(kernel__length_scale=3.0).kernel.length_scale == 3.0
