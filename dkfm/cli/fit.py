@@ -228,7 +228,8 @@ def _log_default_width(kernel: Kernel, options: FitOptions) -> None:
         log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
     if "sigma=None" in repr(kernel):
         advice = "scikit-learn's default, gamma = 1 / columns; --param sigma=median takes the median distance"
-        log_stage("kernel", f"{kernel!r}: no width is given, so it is {advice}")
+        name = repr(kernel).replace("(sigma=None)", "")
+        log_stage("kernel", f"{name}: no width is given, so it is {advice}")
 
 
 def run_fit(

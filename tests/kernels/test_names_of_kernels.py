@@ -119,6 +119,10 @@ def test_a_width_that_is_not_given_is_told_and_one_that_is_given_is_not(fit):
     assert same == kernels.Linear() + kernel
 
 
+def test_a_default_width_is_told_without_its_parameter(fit):
+    assert "Gaussian: no width is given, so it is scikit-learn's default" in fit("rbf")[0].stderr
+
+
 def test_combinations_are_json_on_the_command_line(fit):
     kernel = 0.5 * kernels.Gaussian(2.0) + kernels.Linear() ** 2
     assert fit(json.dumps(serialization.to_config(kernel)))[1] == kernel
