@@ -189,6 +189,10 @@ def _join_names(parameters: Mapping[str, object] | set[str]) -> str:
 def _from_gaussian_process(kernel: object) -> Kernel:
     name, module = type(kernel).__name__, type(kernel).__module__
     convert = _CONVERTERS.get(name) if module == "sklearn.gaussian_process.kernels" else None
+    if name == "WhiteKernel" and convert is None:
+        raise KernelError(
+            f"{kernel!r:.100} has no translation; noise belongs in alpha= of KernelRidge, not in a kernel."
+        )
     if convert is None:
         raise KernelError(f"{kernel!r:.100} has no translation; there is one of {', '.join(sorted(_CONVERTERS))}.")
     return convert(kernel)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkfm.core.rows import Array, Rows
+from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
 from dkfm.kernels.pairwise.block_operations import (
@@ -137,14 +138,23 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
 
     def resolve(self, X: Rows) -> Kernel:
         """Check that the numbers of periods and length scales match the columns of X; return the kernel unchanged."""
-        get_numeric_scale(self, "period", X.shape[1])
-        get_numeric_scale(self, "length_scale", X.shape[1])
+        self._get_period_and_scale(X.shape[1])
         return self
+
+    def _get_period_and_scale(self, d: int) -> tuple[float | Array, float | Array]:
+        """Return the period and the length scale of d columns, each a number or an array (d,)."""
+        if d > 1 and isinstance(self.length_scale, tuple) and len(self.length_scale) == 1:  # as from_sklearn makes it
+            raise KernelError(
+                f"Periodic has 1 number as length_scale and the rows have {d} columns; scikit-learn's ExpSineSquared "
+                "takes their Euclidean distance, which is indefinite, so give Periodic(period, length_scale) with a "
+                "number as length_scale."
+            )
+        return get_numeric_scale(self, "period", d), get_numeric_scale(self, "length_scale", d)
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Map the landmarks to the circles once, always in float64."""
         d = landmarks.shape[1]
-        period, scale = get_numeric_scale(self, "period", d), get_numeric_scale(self, "length_scale", d)
+        period, scale = self._get_period_and_scale(d)
         centre = np.fmod(landmarks[0].astype(np.float64), period)
         gaussian = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
 
