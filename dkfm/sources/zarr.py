@@ -69,6 +69,11 @@ class ZarrSource(_ZarrRows):
     def open(cls, path: Path) -> "ZarrSource":
         """Return a source from the metadata of an array, or of the only array of a group."""
         if store_metadata.stat_regular_file_within(path, path / _METADATA) is None:
+            if (path / ".zarray").exists():
+                raise InvalidInputError(
+                    f"{path} is an array of Zarr version 2, and dkfm reads version 3; convert it in Python, by "
+                    'zarr.create_array("v3.zarr", data=zarr.open_array("v2.zarr")[:], zarr_format=3).'
+                )
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
         metadata = json_reading.read_json(path / _METADATA)
         array = cast("Path", _resolve_array(path, metadata, lambda: [p.parent.name for p in path.glob("*/zarr.json")]))

@@ -95,6 +95,15 @@ def test_a_group_of_zarr_is_refused_as_its_path_is(tmp_path, rows):
         open_source(zarr.group(zarr.storage.MemoryStore()))
 
 
+def test_an_array_of_zarr_version_2_is_refused_and_converted_as_the_message_says(tmp_path, rows, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array("v2.zarr", data=rows, zarr_format=2)
+    with pytest.raises(InvalidInputError, match=r"v2\.zarr is an array of Zarr version 2") as refused:
+        open_source("v2.zarr")
+    eval(str(refused.value).partition("Python, by ")[2].rstrip("."))
+    np.testing.assert_array_equal(open_source("v3.zarr").read(slice(0, 50)), rows)
+
+
 def test_a_frame_without_rows_is_refused_as_one(rows):
     frame = pd.DataFrame(rows[:0, :2], columns=["a", "b"])
     with pytest.raises(InvalidInputError, match=r"^source needs at least one row"):
