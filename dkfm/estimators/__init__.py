@@ -64,7 +64,8 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> "KernelEstimator
     """Load a fitted estimator that `save` wrote, without running code of the store.
 
     The estimator has the parameters that describe its model. Parameters of the fit, such as `landmarks`, `alphas` or
-    `workspace`, are not stored: create a new estimator to fit again.
+    `workspace`, are not stored: create a new estimator to fit again. Its kernel has the widths that the fit found, so a
+    cross-validation of a loaded estimator uses widths of all rows of that fit.
 
     Parameters
     ----------
