@@ -23,7 +23,6 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.job_input import ensure_rows_on_disk, open_input
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import change_detection, temporary_folders
-from dkfm.files.change_detection import Watch
 from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_writable
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
@@ -92,7 +91,7 @@ class ScoringJob:
     """User functions that the kernel may import."""
     is_model_cacheable: bool
     """Whether this process keeps the prepared model for the next job with the same digest."""
-    input_watch: Watch
+    input_watch: change_detection.Watch
     """Detects changes of the user's input."""
     source: Source
     """Rows where workers can read them."""
@@ -385,13 +384,15 @@ def _ensure_model_on_disk(model: "str | Path | Savable") -> Iterator[Path]:
             yield path.absolute()
         return
     if not isinstance(model, Savable):
-        remedy = ""
+        if hasattr(model, "fit") and hasattr(model, "save") and not isinstance(model, type):
+            from sklearn.utils.validation import check_is_fitted
+
+            check_is_fitted(model, "model_")
+        what = type(model).__name__
         if hasattr(model, "steps"):  # a pipeline of scikit-learn
             instead = "fit(X, standardize=True) or kernels.Standardize"
-            remedy = f"; {instead} take the place of a StandardScaler, and dkfm.fold takes linear models"
-        raise InvalidInputError(
-            f"model must be a path or a fitted estimator of dkfm's, and is {type(model).__name__}{remedy}."
-        )
+            what += f"; {instead} take the place of a StandardScaler, and dkfm.fold takes linear models"
+        raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {what}.")
     with temporary_folders.open_temporary_folder(
         "model", need=model.model_.total_nbytes, what="The model for the tasks"
     ) as folder:

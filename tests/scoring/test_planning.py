@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from sklearn.exceptions import NotFittedError
 
 import dkfm
 from dkfm import kernels
@@ -134,6 +135,13 @@ def test_a_plan_asks_an_object_store_for_its_response_time_and_writes_nothing(jo
         assert plan.chunk_seconds > budget.CHUNK_SECONDS + 6 * _SLOW
     remote = pytest.importorskip("fsspec").filesystem("memory")
     assert not remote.exists("/dkfm-planned")
+
+
+def test_an_estimator_that_is_not_fitted_is_said_to_be_none(tmp_path):
+    with pytest.raises(NotFittedError, match="This KernelPCA instance is not fitted yet"):
+        dkfm.batch_score(dkfm.KernelPCA(2), np.eye(5), tmp_path / "out")
+    with pytest.raises(InvalidInputError, match="model must be a path or a fitted estimator"):
+        dkfm.batch_score(dkfm.KernelPCA, np.eye(5), tmp_path / "out")
 
 
 def test_a_plan_counts_what_a_process_keeps_of_a_source_once(fitted, rng, tmp_path, monkeypatch):
