@@ -94,7 +94,7 @@ class NpySource(DenseRows):
         """Return a source from the header of a file."""
         with _open(path) as file:
             header = _read_header(file, path)
-        require_real_matrix(header.shape, header.dtype, str(path))
+        _require_real_matrix(header, str(path))
         return cls(path, (header.shape[0], header.shape[1]))
 
     def is_opening_valid(self, current_stamp: str) -> bool:  # only the shape was kept
@@ -141,7 +141,7 @@ class RemoteNpySource(DenseRows):
         if size is None:
             raise InvalidInputError(f"There is no {remote}.")
         header = parse_header(remote.read("", 0, min(size, MAX_HEADER_BYTES)), remote.redacted_url, size)
-        require_real_matrix(header.shape, header.dtype, remote.redacted_url)
+        _require_real_matrix(header, remote.redacted_url)
         if header.fortran_order:
             raise InvalidInputError(
                 f"{remote} is stored by columns (Fortran order), so that no row can be read alone; "
@@ -284,3 +284,13 @@ def _fill_at(descriptor: int, values: npt.NDArray[np.generic], offset: int) -> N
         if count == 0:
             raise EOFError
         filled += count
+
+
+def _require_real_matrix(header: Header, name: str) -> None:
+    """Raise an InvalidInputError unless a file holds rows of real numbers."""
+    if len(header.shape) != 2:
+        raise InvalidInputError(
+            f"{name} must have two dimensions (rows, columns), and its shape is {header.shape}; save one column as "
+            "(n, 1), or one row as (1, n)."
+        )
+    require_real_matrix(header.shape, header.dtype, name)

@@ -84,6 +84,16 @@ def test_what_is_not_a_source_is_refused_in_one_sentence(tmp_path, rows):
             open_source(tmp_path / name)
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4), ()])
+def test_a_file_without_rows_and_columns_is_refused_without_words_of_python(tmp_path, shape):
+    np.save(tmp_path / "x.npy", np.ones(shape))
+    with pytest.raises(
+        InvalidInputError, match=r"x\.npy must have two dimensions .*; save one column as \(n, 1\)"
+    ) as said:
+        open_source(tmp_path / "x.npy")
+    assert "reshape" not in str(said.value).lower()
+
+
 def test_a_group_of_zarr_is_refused_as_its_path_is(tmp_path, rows):
     group = zarr.open_group(tmp_path / "x.zarr", mode="w")
     for name in ("rows", "others"):
