@@ -63,8 +63,9 @@ def _clean(text: str) -> str:
 
 def describe_place(executor: Executor) -> str:
     """Return where the tasks of an executor run, in words."""
+    threads = f"{executor.threads} thread{'s' * (executor.threads != 1)}"
     if executor.client is None:
-        return f"{executor.threads} threads of this process"
+        return f"{threads} of this process"
     scheduler = executor.client.scheduler
     address = "" if scheduler is None else f" at {scheduler.address}"
-    return f"{executor.threads} threads of the cluster{address}"
+    return f"{threads} of the cluster{address}"

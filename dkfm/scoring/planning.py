@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dkfm.core import budget, chunking
-from dkfm.core.display.quantities import format_bytes, format_seconds
+from dkfm.core.display.quantities import format_bytes, format_columns, format_seconds
 from dkfm.core.rows import estimate_float64s_per_row
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.algebra import needs_float64_block
@@ -140,7 +140,7 @@ class Plan:
     def __str__(self) -> str:
         size = format_bytes
         lines = {
-            "rows": f"{self.rows:,} of {self.columns:,} columns, to {self.width:,} columns of scores",
+            "rows": f"{self.rows:,} of {format_columns(self.columns)}, to {format_columns(self.width)} of scores",
             "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
             "output": f"{size(self.output_bytes)} of scores, {size(self.chunk_bytes)} a chunk",
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",

@@ -93,6 +93,13 @@ def test_a_gram_matrix_on_disk_is_logged_with_its_place_and_not_when_it_exists(r
     assert "threads of this process, about " in record.getMessage()
 
 
+@pytest.mark.parametrize(("threads", "said"), [(1, "1 thread of this process"), (2, "2 threads of this process")])
+def test_one_thread_is_said_to_be_one(threads, said, monkeypatch):
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", threads)
+    with open_executor(None) as executor:
+        assert stage_log.describe_place(executor) == said
+
+
 def test_a_job_logs_what_it_scores_and_what_it_reads_again(records, rng, tmp_path):
     X = rng.normal(size=(60, 3))
     model = dkfm.KernelPCA(2, kernel=K).fit(X)

@@ -137,6 +137,12 @@ def test_a_plan_asks_an_object_store_for_its_response_time_and_writes_nothing(jo
     assert not remote.exists("/dkfm-planned")
 
 
+def test_a_plan_of_one_column_says_one_column(rng, tmp_path):
+    model = dkfm.KernelPCA(1).fit(rng.normal(size=(9, 1)))
+    plan = dkfm.plan_score(model, rng.normal(size=(20, 1)), tmp_path / "out")
+    assert str(plan).startswith("rows    20 of 1 column, to 1 column of scores\n")
+
+
 def test_an_estimator_that_is_not_fitted_is_said_to_be_none(tmp_path):
     with pytest.raises(NotFittedError, match="This KernelPCA instance is not fitted yet"):
         dkfm.batch_score(dkfm.KernelPCA(2), np.eye(5), tmp_path / "out")

@@ -40,6 +40,15 @@ def format_megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB ({size} bytes)"
 
 
+def format_columns(count: int) -> str:
+    """Format a number of columns.
+
+    >>> format_columns(1), format_columns(1000)
+    ('1 column', '1,000 columns')
+    """
+    return f"{count:,} column{'s' * (count != 1)}"
+
+
 def format_names(names: Sequence[object], most: int = _MAX_NAMED) -> str:
     """Return the first columns, by name or number, at most `most`, for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
