@@ -5,6 +5,7 @@ import pickle
 from itertools import permutations
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -113,6 +114,14 @@ def test_each_column_without_numbers_is_named_with_its_type(rows, tmp_path):
     assert "has column 'when' of type timestamp[us] and column 'kind' of type dictionary<" in message
     assert "and columns 'b', 'c' of type string and others, and features are numbers" in message
     assert "; dkfm fit and dkfm compare also have --exclude-columns and --label-column." in message
+
+
+def test_an_index_that_is_a_range_is_no_column_of_ids(rows, tmp_path):
+    frame = pd.DataFrame(rows[:5], columns=list("abc")).rename_axis("id")
+    frame.to_parquet(tmp_path / "x.parquet")
+    assert "for ids or labels; pandas keeps this index as a range" in refusal(tmp_path / "x.parquet", id_column="id")
+    frame.reset_index().to_parquet(tmp_path / "x.parquet")
+    assert open_source(tmp_path / "x.parquet", id_column="id").read_ids(slice(0, 5)).to_pylist() == [0, 1, 2, 3, 4]
 
 
 def test_a_key_is_no_column_of_features(partitioned):

@@ -38,11 +38,16 @@ def default_columns(schema: "pa.Schema", hidden: Sequence[str | None]) -> tuple[
 
 
 def _index_columns(schema: "pa.Schema") -> list[str]:
+    return [name for name in _read_index_metadata(schema) if isinstance(name, str)]
+
+
+def _read_index_metadata(schema: "pa.Schema") -> list[object]:
+    """Return what pandas stored of its index: names of columns, or a dict for a range."""
     try:
         index_columns = schema.pandas_metadata["index_columns"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []  # not written by pandas, or its metadata are not valid JSON
-    return [name for name in index_columns if isinstance(name, str)] if isinstance(index_columns, list) else []
+    return index_columns if isinstance(index_columns, list) else []
 
 
 def require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Location, may_be_empty: bool) -> bool:
@@ -85,6 +90,8 @@ def require_ids(
         return None
     if id_column not in schema.names:
         known = describe_known_names([id_column], schema.names)
+        if any(isinstance(index, dict) and index.get("name") == id_column for index in _read_index_metadata(schema)):
+            known = "pandas keeps this index as a range without a column, so write it again after frame.reset_index()"
         raise InvalidInputError(f"{path} has no {format_names([id_column])} for ids or labels; {known}.")
     require_unique_names(schema.names, f"{path} has")
     dtype, expected = id_value_type(schema, id_column), id_value_type(first_schema, id_column)
