@@ -129,6 +129,8 @@ def save_picture(ax: "Axes | Sequence[Axes]", path: str | Path) -> None:
     panels = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
     if not len(panels):
         raise InvalidInputError("There are no axes to save.")
+    if not hasattr(panels[0], "get_figure"):
+        raise InvalidInputError(f"save_picture takes matplotlib axes, and ax is {ax!r:.50}.")
     figure = panels[0].get_figure(root=True)
     assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
     with local.new_file(target, target.parent) as output:

@@ -45,7 +45,7 @@ def sample_for_plot(
     rows, row_labels = _convert_to_finite_float64(arrays[0], name), None
     if labels is not None:
         require_no_missing_labels(arrays[1], "labels", numbers)
-        row_labels = _require_sortable(arrays[1])
+        row_labels = require_sortable(arrays[1])
     return rows, row_labels, "" if numbers is None else f"{len(numbers):,} of {n:,} rows, drawn at random"
 
 
@@ -130,12 +130,12 @@ def _convert_to_finite_float64(values: npt.NDArray[np.generic], name: str) -> Ar
     return numbers
 
 
-def _require_sortable(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def require_sortable(labels: npt.NDArray[np.generic], name: str = "labels") -> npt.NDArray[np.generic]:
     """Return labels; raise if their types cannot be compared with each other."""
     try:
         np.unique(labels)
     except TypeError:
-        raise InvalidInputError("labels must be of one kind, such as numbers or strings, and some differ.") from None
+        raise InvalidInputError(f"{name} must be of one kind, such as numbers or strings, and some differ.") from None
     return labels
 
 
@@ -147,7 +147,7 @@ def concatenate_labels(
         raise InvalidInputError(
             f"{name} must be of one kind, and they are of the dtypes {first.dtype} and {second.dtype}."
         )
-    return _require_sortable(np.concatenate([first, second]))
+    return require_sortable(np.concatenate([first, second]))
 
 
 def iter_label_masks(

@@ -60,6 +60,8 @@ def display(
     >>> [axes.get_title() for axes in plotting.display(KernelPCA(3, kernel="rbf").fit(X), X)]
     ['Spectrum, rank 3', 'Kernel principal components']
     """
+    if isinstance(estimator, type) or not hasattr(estimator, "fit"):
+        raise InvalidInputError(f"display draws a fitted estimator, and {estimator!r:.50} is none.")
     check_is_fitted(estimator)
     draw: list[Callable[[Axes], Axes]] = []
     if hasattr(estimator, "eigenvalues_") or hasattr(estimator, "pivots_"):

@@ -26,6 +26,7 @@ from dkfm.plotting.data import (
     concatenate_labels,
     escape_label,
     plane_grid,
+    require_sortable,
     sample_for_plot,
 )
 
@@ -94,7 +95,7 @@ def decision_regions(
     X = _validate_plot_data(estimator, "predict", X)
     rows, row_labels, note = sample_for_plot(X, "X", labels)
     horizontal, vertical, points = plane_grid(compute_plot_corners(rows))
-    predicted = np.asarray(estimator.predict(to_named_frame(estimator, points)))
+    predicted = require_sortable(np.asarray(estimator.predict(to_named_frame(estimator, points))), "Predictions")
     if predicted.shape != (len(points),):
         raise InvalidInputError(
             f"decision_regions draws one label a row, and {type(estimator).__name__}.predict returned "

@@ -211,6 +211,10 @@ class Slope:
         return X[:, 0] + np.pi * X[:, 1]
 
 
+class Mixed:
+    predict = staticmethod(lambda X: np.array(["a", 1] * (len(X) // 2), dtype=object))
+
+
 PLANE, LINE = np.zeros((4, 2)), np.arange(4.0)
 UNKNOWN = da.from_array(PLANE, chunks=2)[da.from_array(LINE, chunks=2) > 0]
 MASKED = np.ma.masked_array(PLANE, [[True, True], *[[False, False]] * 3])
@@ -233,6 +237,7 @@ BAD = {
     "novelty of nothing": lambda: plotting.novelty(LINE, []),
     "three columns": lambda: plotting.decision_regions(Halves(), np.zeros((4, 3))),
     "predictions in columns": lambda: plotting.decision_regions(Wrong(), PLANE),
+    "predictions of many kinds": lambda: plotting.decision_regions(Mixed(), PLANE),
     "predictions of a regression": lambda: plotting.decision_regions(Slope(), PLANE + LINE[:, np.newaxis]),
     "a regression of few values": lambda: plotting.decision_regions(dkfm.KernelRidge().fit(PLANE, LINE), PLANE),
     "words and numbers": lambda: plotting.decision_regions(Halves(), PLANE, LINE),
@@ -241,6 +246,9 @@ BAD = {
     "masked labels": lambda: plotting.components(PLANE, MASKED[:, 0]),
     "masked eigenvalues": lambda: plotting.spectrum(MASKED[:, 0] + 1),
     "masked known values": lambda: plotting.novelty(MASKED[:, 0], LINE),
+    "a word to display": lambda: plotting.display("x"),
+    "a class to display": lambda: plotting.display(dkfm.KernelPCA),
+    "a word to save": lambda: plotting.save_picture("ax", "x.png"),
     "no columns": lambda: plotting.contours(Wrong(), PLANE),
     "contours of three columns": lambda: plotting.contours(Wrong(), np.zeros((4, 3))),
 }
