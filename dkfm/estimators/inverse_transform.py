@@ -152,7 +152,7 @@ class InverseTransformMixin(KernelTransformer):
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, (kernel, scalings) = len(scores), _split_standardization(rows.kernel)
         memory.require_factorization_memory(
-            n, rows.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1
+            n, rows.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, 1, "inverse_transform"
         )
         X = cast("Array", rows.indexable_rows)
         for scaling in scalings:

@@ -36,6 +36,16 @@ _CGROUP_LIMITS = (
 _MODULE_BYTES = 2**28
 """Upper bound of the memory of a worker that has imported dkfm and has run no task."""
 
+_LAPACK_REMEDIES = {
+    "ExactFeatureMap": 'a map with landmarks= (--landmarks) or basis="cholesky" (--basis), which needs no such root '
+    "where the rank is low",
+    "KernelPCA": "few components (n_components=, --components), or the features of a map with KernelPCA.from_map",
+    "KernelFisher": "with a number as shrinkage= (--shrinkage), or the features of a map with KernelFisher.from_map",
+    "KernelRidge": "with a number as alpha= (--alpha), or the features of a map with KernelRidge.from_map",
+    "inverse_transform": "without fit_inverse_transform=True",
+}
+"""Ways to fit more rows than LAPACK takes, by estimator or method."""
+
 _caches: list[Callable[[], None]] = []
 """Functions that empty caches of this process."""
 
@@ -102,21 +112,28 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
-def require_lapack_order(n: int) -> None:
-    """Raise a BudgetError if N x N matrices are too large for LAPACK, independently of memory."""
+def require_lapack_order(n: int, estimator: str = "ExactFeatureMap") -> None:
+    """Raise a BudgetError if N x N matrices are too large for LAPACK, independently of memory.
+
+    The message has the remedies of `estimator`, a key of `_LAPACK_REMEDIES`.
+    """
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
-            "fewer rows, few components (n_components=, --components), a number as shrinkage= or alpha=, or a map with "
-            'landmarks= (--landmarks) or basis="cholesky" (--basis), which needs no such root where the rank is low.'
+            f"fewer rows, or {_LAPACK_REMEDIES[estimator]}."
         )
 
 
 def require_factorization_memory(
-    n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
+    n: int,
+    d: int,
+    blocks: int = 1,
+    copies: int = 1,
+    squares: int = budget.EIGENVECTOR_SQUARES,
+    estimator: str = "ExactFeatureMap",
 ) -> None:
     """Raise a BudgetError unless this process has the memory to factorize an N x N Gram matrix: `budget.fit_bytes`."""
-    require_lapack_order(n)
+    require_lapack_order(n, estimator)
     have = clear_caches_and_measure_memory()
     remedy = f"the largest N that fits is {budget.largest_n_within(have, d, blocks, copies, squares)}"
     budget.require_fits(
@@ -137,7 +154,7 @@ def has_factorization_memory(
 def require_gram_memory(n: int, d: int, blocks: int, copies: int, squares: int, estimator: str) -> None:
     """Raise a BudgetError unless this process can hold `squares` (N, N) arrays, including the Gram matrix."""
     if squares == budget.EIGENVECTOR_SQUARES:
-        require_factorization_memory(n, d, blocks, copies)
+        require_factorization_memory(n, d, blocks, copies, squares, estimator)
         return
     remedy = f"fit fewer rows, or the features of a map on fewer landmarks with {estimator}.from_map"
     need = budget.fit_bytes(n, d, blocks, copies, squares)

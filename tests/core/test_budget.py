@@ -144,6 +144,24 @@ def test_a_root_beyond_lapacks_integers_is_refused():
         memory.require_factorization_memory(40_000, 2)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "remedy"),
+    [
+        (dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0)), r"a map with landmarks= "),
+        (dkfm.KernelPCA(), "few components"),
+        (dkfm.KernelFisher(shrinkage="auto"), "with a number as shrinkage="),
+        (dkfm.KernelRidge("loo"), "with a number as alpha="),
+    ],
+    ids=repr,
+)
+def test_a_root_beyond_lapack_is_refused_with_remedies_of_the_estimator(estimator, remedy, monkeypatch, rng):
+    with pytest.raises(BudgetError, match=f"; fit fewer rows, or {remedy}"):
+        dkfm.plan_fit(estimator, (40_000, 2))
+    monkeypatch.setattr(budget, "LARGEST_DENSE_N", 20)
+    with pytest.raises(BudgetError, match=f"; fit fewer rows, or {remedy}"):
+        estimator.fit(rng.normal(size=(30, 2)), np.arange(30) % 2)
+
+
 MEASURE = """
 import json, sys
 import numpy as np

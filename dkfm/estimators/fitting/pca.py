@@ -162,7 +162,8 @@ def fit_components(
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not dense_fits:
                 raise
-    memory.require_factorization_memory(n, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
+    sizes = n, data.float64s_per_row, kernel.peak_blocks, kernel.landmark_copies, squares
+    memory.require_factorization_memory(*sizes, "KernelPCA")
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
     seconds = budget.eigendecomposition_seconds(n, squares)

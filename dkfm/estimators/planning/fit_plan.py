@@ -315,7 +315,7 @@ def _plan_components(estimator: Any, rows: PlannedRows) -> FitPlan:
     kernel, free = rows.kernel, memory.clear_caches_and_measure_memory()
     squares = pca.count_dense_squares(n, q, solver)
     if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel, squares)):
-        memory.require_lapack_order(n)
+        memory.require_lapack_order(n, "KernelPCA")
         what = f"{q} eigenvectors" if squares == budget.FEW_EIGENVECTOR_SQUARES else "all eigenvectors"
         seconds = budget.eigendecomposition_seconds(n, squares)
         plan = plan_fit_with_gram(estimator, rows, what, squares, seconds)

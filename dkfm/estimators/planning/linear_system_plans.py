@@ -126,7 +126,7 @@ def _plan_systems(estimator: Any, rows: PlannedRows, systems: _Systems) -> FitPl
     if not reason and (estimator.solver in ("tiled", "cg") or (estimator.solver == "auto" and not has_memory)):
         return _plan_without_gram(estimator, rows, systems, estimator.solver)
     if by_eigenvalues:
-        memory.require_lapack_order(rows.n)
+        memory.require_lapack_order(rows.n, "KernelFisher" if systems.is_penalty_relative else "KernelRidge")
     factors = systems.n_matrices * (1 + systems.needs_inverse_diagonal)
     squares = budget.EIGENVECTOR_SQUARES if by_eigenvalues else 1
     seconds = budget.eigendecomposition_seconds(rows.n) if by_eigenvalues else factors * budget.cholesky_seconds(rows.n)
