@@ -63,6 +63,8 @@ def load_labelled_rows(
     """Return training and test rows in memory, with their labels; sample X with a seed if a sample size is given."""
     if sample is not None:
         require_count(sample, "sample")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise InvalidInputError(f"random_state must be an integer from 0 to 2^32 - 1, and is {seed!r:.50}.")
     if test is not None and test_labels is None and isinstance(y, str):
         test_labels = y
     if (test is None) != (test_labels is None):
@@ -147,7 +149,7 @@ def _open_with_labels(
             f"The column {labels!r:.50} has the labels, so it is no feature; leave it out of columns."
         )
     data = compute_lazy_frame(data)
-    is_opened = is_dask_collection(data) or hasattr(data, "read")
+    is_opened = is_dask_collection(data) or hasattr(data, "read_overhead_bytes")  # a source, and no open file
     if is_opened and columns is not None:
         raise InvalidInputError(f"columns names columns of a table or a data frame, and {name} is none.")
     if is_dask_collection(data):

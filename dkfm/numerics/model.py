@@ -112,7 +112,7 @@ class Model:
 
     def head(self, name: str) -> Head:
         """Return a head by name; if there is no such head, raise an error that lists all heads."""
-        if name not in self.heads:
+        if not isinstance(name, str) or name not in self.heads:
             hint = " Give several as a list." if "," in name else ""
             raise InvalidInputError(f"This model has no output {name!r}; it has {', '.join(self.heads)}.{hint}")
         return self.heads[name]

@@ -1,5 +1,6 @@
 """Kernels beside each other: figures against plain formulas, and the page in a browser."""
 
+import io
 import json
 import re
 import sys
@@ -265,6 +266,9 @@ def test_json_has_kernels_as_the_command_line_takes_them(rows):
         ({"sample": 0}, "sample must be a positive integer, and is 0"),
         ({"sample": 0.5}, "sample must be a positive integer, and is 0.5"),
         ({"sample": True}, "sample must be a positive integer, and is True"),
+        ({"sample": 12, "random_state": -1}, r"random_state must be an integer from 0 to 2\^32 - 1, and is -1"),
+        ({"random_state": "a"}, r"random_state must be an integer from 0 to 2\^32 - 1, and is 'a'"),
+        ({"X": io.BytesIO(b"1 2")}, "X must hold real numbers"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(rows, change, said):

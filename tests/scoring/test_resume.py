@@ -178,6 +178,7 @@ def test_arguments_that_are_none_are_one_sentence(made, tmp_path):
         (made / "scores.parquet", "out.parquet", {"id_column": "scores"}, "called 'scores', as scores or a column"),
         (made / "rows.parquet", "out.parquet", {"id_column": ""}, "''"),
         (made / "rows.npy", "out", {"output": 5}, "output must name each output once, and is 5"),
+        (made / "rows.npy", "out", {"output": [["scores"]]}, "no output \\['scores'\\]; it has scores"),
         (made / "rows.npy", "out", {"columns": 5}, "columns must be a list of names, and is 5"),
         (made / "rows.npy", "out", {"client": "x"}, "client must be a Client of distributed, and is 'x'"),
         (
