@@ -124,11 +124,11 @@ def compare_kernels(
     named, chooses = _list_kernels(kernels), check_shrinkage(shrinkage) is None
     if on_indefinite not in get_args(IndefinitePolicy):
         raise InvalidInputError(f"on_indefinite must be one of raise, clip, and is {on_indefinite!r:.50}.")
-    require_flags(standardize=standardize)
+    require_flags(standardize=standardize, embedding=embedding)
     rows = load_labelled_rows(X, y, test, test_labels, columns, sample, random_state)
     if standardize:
         rows = standardize_columns(rows)
-    problem = _find_tsne_problem() if embedding else ""
+    problem = _find_tsne_problem(len(rows.train_labels)) if embedding else ""
     seed = random_state if embedding and not problem else None
     _log_comparison(rows, len(named), chooses)
     compared, refused = _measure_kernels(named, rows, shrinkage, on_indefinite, seed)
@@ -210,8 +210,10 @@ def _make_unique(name: str, used: Mapping[str, str]) -> str:
     return unique
 
 
-def _find_tsne_problem() -> str:
-    """Return the reason why t-SNE cannot be computed; empty if openTSNE is installed."""
+def _find_tsne_problem(n: int) -> str:
+    """Return the reason why t-SNE of n training rows cannot be computed; empty if it can."""
+    if n < tsne_embedding.MIN_ROWS:
+        return f"t-SNE needs at least {tsne_embedding.MIN_ROWS} training rows, and there are {n}."
     try:
         tsne_embedding.require_opentsne()
     except MissingExtraError as error:

@@ -10,7 +10,9 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, MissingExtraError
 
 _MAX_PERPLEXITY = 30.0
-_MIN_ROWS = 5
+
+MIN_ROWS = 5
+"""Smallest number of training rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +78,9 @@ def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -
     """
     TSNE = require_opentsne().TSNE
     train_rows, test_rows = np.asarray(as_rows(train, "train")), np.asarray(as_rows(test, "test"))
-    if len(train_rows) < _MIN_ROWS or train_rows.shape[1] != test_rows.shape[1]:
+    if len(train_rows) < MIN_ROWS or train_rows.shape[1] != test_rows.shape[1]:
         raise InvalidInputError(
-            f"t-SNE takes at least {_MIN_ROWS} training features, and test features of as many columns; their shapes "
+            f"t-SNE takes at least {MIN_ROWS} training features, and test features of as many columns; their shapes "
             f"are {train_rows.shape} and {test_rows.shape}."
         )
     perplexity = min(_MAX_PERPLEXITY, (len(train_rows) - 1) / 3)

@@ -263,6 +263,7 @@ def test_json_has_kernels_as_the_command_line_takes_them(rows):
         ({"shrinkage": -1.0}, "^shrinkage must be a finite number >= 0"),
         ({"shrinkage": "best"}, "^shrinkage must be a finite number >= 0"),
         ({"on_indefinite": "auto"}, "^on_indefinite must be one of raise, clip, and is 'auto'"),
+        ({"embedding": "yes"}, "^embedding must be True or False, and is 'yes'"),
         ({"sample": 0}, "sample must be a positive integer, and is 0"),
         ({"sample": 0.5}, "sample must be a positive integer, and is 0.5"),
         ({"sample": True}, "sample must be a positive integer, and is True"),
@@ -331,6 +332,13 @@ def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictur
     assert "t-SNE needs openTSNE; install it with pip install &#39;dkfm[tsne]&#39;." in text
     assert "t-SNE needs openTSNE" in str(found)
     assert len(Parsed(text).of("img")) == 2
+
+
+def test_rows_too_few_for_an_embedding_are_compared_without_it():
+    X, y = np.arange(4.0)[:, np.newaxis], [0, 0, 1, 1]
+    found = dkfm.compare_kernels([kernels.Gaussian(1.0)], X, y, test=X, test_labels=y, shrinkage=0.1, embedding=True)
+    assert (found.refused, found.compared[0].embedding, found.compared[0].neighbour_accuracy) == ({}, None, 1.0)
+    assert "t-SNE needs at least 5 training rows, and there are 4." in str(found)
 
 
 def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install(rows, monkeypatch):
