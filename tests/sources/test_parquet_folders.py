@@ -72,7 +72,9 @@ def test_two_columns_of_the_name_of_the_ids_are_refused(tmp_path):
         parquet.ParquetSource.open(path, id_column="id")
 
 
-TEXTS = pa.string(), pa.large_string(), pa.string_view()
+TEXTS = [pa.string(), pa.large_string()]
+if int(pa.__version__.partition(".")[0]) >= 18:  # Arrow casts views of text, and writes them to Parquet
+    TEXTS.append(pa.string_view())
 
 
 @pytest.mark.parametrize("types", list(permutations(TEXTS, 2)))
