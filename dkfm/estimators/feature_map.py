@@ -395,5 +395,5 @@ class ExactFeatureMap(KernelTransformer):
         holds_all = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
         bounds, eigenvalues = fitted.get("error_bounds_"), fitted.get("eigenvalues_")
         return feature_maps.FittedMap(
-            self.model_, eigenvalues, self.scales_, bounds, holds_all, self.workspace, self.progress
+            self.model_, eigenvalues, self.scales_, self.dropped_, bounds, holds_all, self.workspace, self.progress
         )

@@ -161,6 +161,8 @@ def test_eigenvalues_of_zero_are_left_out_and_their_rounding_is_certified(
         (kernels.Polynomial(2), 6),
         (kernels.Polynomial(3, offset=0.5), 19),
         (kernels.Linear().on([0, 2]), 2),
+        (kernels.NegativeSquaredDistance(2.0), 3),
+        (kernels.NegativeSquaredDistance() * kernels.Linear(), inf),  # no bound is derived for it
         (kernels.Linear().on(0) * kernels.Linear().on(1), 3),
         (kernels.Linear() + kernels.Polynomial(2).on(1), 4),
         ((kernels.Linear() + 1.0) ** 2, 9),

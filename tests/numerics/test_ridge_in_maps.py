@@ -25,6 +25,14 @@ def test_a_direction_that_a_map_lost_to_rounding_is_in_the_certificate(estimator
     assert error <= 100 * fitted.certificate_.error
 
 
+@pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
+@pytest.mark.parametrize("alpha", [1.0, 0.1, 1e-3])
+def test_kernels_of_low_rank_lose_nothing_to_rounding(rng, alpha, basis):
+    X = rng.integers(0, 256, (60, 20)).astype(float)
+    fitted = KernelRidge.from_map(ExactFeatureMap(Linear(), basis=basis).fit(X), X[:, 0], X, alpha=alpha)
+    assert fitted.certificate_.error < 1e-10
+
+
 def test_features_left_out_by_choice_are_no_rounding(rng):
     X = rng.normal(size=(300, 3))
     for options in ({"tol": 1e-3}, {"landmarks": X[:20]}):

@@ -33,7 +33,7 @@ _MEAN_TOLERANCE = 1e-3
 """Largest rounding error of the float32 mean of a column, relative to the largest distance from the mean."""
 
 _HIDDEN_SHARE = 256 * roots.EPS
-"""Largest share of k(x, x) that counts as lost to rounding; more is left out by choice of landmarks or tolerances."""
+"""Largest mean share of k(x, x) that counts as lost to rounding; more is left out by choice of a tolerance or rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,8 @@ class FittedMap:
     """Eigenvalues of the scaled Gram matrix of the landmarks, descending; None in the Cholesky basis. Shape (r,)."""
     scales: Array
     """Scales of the landmarks, as in `Root`. Shape (N,)."""
+    dropped: Array
+    """Eigenvalues that were dropped, or relative residuals of rows that are no pivots. Shape (n_dropped,)."""
     error_bounds: Array | None
     """Error bounds for 0, 1, .. r features; None if they are not known. Shape (r + 1,)."""
     holds_training_rows: bool
@@ -66,12 +68,13 @@ class FittedMap:
 
     @property
     def hidden_share(self) -> float:
-        """Largest share of a squared length k(x, x) that a map without features close to rounding may have lost; 0 for
-        a map that is no closer to the kernel by choice.
+        """Mean share of the squared lengths k(x, x) that the map lost to rounding.
+
+        It is 0 if it is not above the rounding of a length, or if the map leaves out more by choice.
         """
-        rank = self.model.head("residual").weights.shape[1]
-        bound = 1.0 if self.error_bounds is None else float(self.error_bounds[rank])
-        return bound**2 if bound**2 <= _HIDDEN_SHARE else 0.0
+        count = len(self.dropped) + self.model.head("residual").weights.shape[1]
+        share = float(self.dropped.sum()) / max(count, 1)
+        return share if roots.EPS < share <= _HIDDEN_SHARE else 0.0
 
 
 def require_fitted_map(feature_map: object) -> None:

@@ -7,10 +7,11 @@ import numpy as np
 
 from dkfm.core.rows import Rows
 from dkfm.kernels.algebra import Constant, Product, Scaled, Sum
-from dkfm.kernels.base import Kernel
+from dkfm.kernels.base import Definiteness, Kernel
 from dkfm.kernels.dot_product import Cosine, Linear, Polynomial
 from dkfm.kernels.functions_of_kernels import Power
 from dkfm.kernels.serialization import is_code_free
+from dkfm.kernels.stationary import NegativeSquaredDistance
 from dkfm.kernels.transformed import AffineMap, Columns, Warped
 
 _MAX_RANK = 1e15
@@ -71,7 +72,7 @@ def _bound(kernel: Kernel, d: int, independent: int) -> float:
     """Return the bound for rows of d columns in an affine space of `independent` dimensions."""
     rank: float = inf
     match kernel:
-        case Linear():
+        case Linear() | NegativeSquaredDistance():  # the centred matrix of -|x - y|^2 is that of 2 x'y
             rank = independent
         case Cosine():
             rank = d
@@ -88,9 +89,9 @@ def _bound(kernel: Kernel, d: int, independent: int) -> float:
             rank = _bound(kernel.kernel, count, min(count, independent))
         case Sum():
             rank = sum(_bound(term, d, independent) for term in kernel.terms)
-        case Product():
+        case Product() if kernel.definiteness is Definiteness.PSD:
             rank = prod(float(_bound(factor, d, independent)) + 1 for factor in kernel.factors) - 1
-        case Power():
+        case Power() if kernel.definiteness is Definiteness.PSD:
             rank = _count_monomials(_bound(kernel.kernel, d, independent), kernel.exponent) - 1
     return rank
 

@@ -179,7 +179,7 @@ def solve_ridge_of_map(
 
     `second_moment` (r, r) is ``sum w phi phi'``, overwritten, and `target_sums` (r, q) are ``sum w phi y'``. The
     rounding is the relative change of the coefficients that errors of these sums may cause, and of the predictions by
-    features that the map has lost to rounding: at most `hidden_share` of each squared length.
+    features that the map has lost to rounding, `hidden_share` of the mean squared length.
 
     Raises
     ------
