@@ -46,7 +46,7 @@ def as_rows(X: object, name: str = "X") -> Rows:
     ------
     InvalidInputError
         X is not two-dimensional, has no row or no column, has a complex or text dtype, has a value that is not a
-        finite number, or integers above 2^53 in size.
+        finite number, or integers above 2^53 in size in an array, a sparse array or a column of a pandas frame.
     """
     rows = as_rows_allow_nonfinite(X, name)
     require_finite(rows, name, columns=column_labels(X))
@@ -114,6 +114,8 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
         rows = np.asarray(X)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name} must hold real numbers in rows and columns: {error}") from None
+    if rows.dtype.kind not in "iu":
+        _require_exact_integer_columns(X)
     if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
         rows = X.to_numpy(dtype=object, na_value=np.nan)  # pd.NA is no float
     if rows.dtype == object:
@@ -121,6 +123,14 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
         require_no_times(objects, name)  # NumPy converts its own dates
     require_real_matrix(rows.shape, rows.dtype, name)
     return rows if rows.dtype == np.float32 else as_float64(rows)
+
+
+def _require_exact_integer_columns(X: object) -> None:
+    """Raise as `require_exact_integers` if a pandas data frame of mixed types has such integers, which NumPy rounds."""
+    dtypes = getattr(X, "dtypes", None)
+    for column, dtype in dtypes.items() if hasattr(dtypes, "items") else ():  # type: ignore[union-attr]  # a pandas Series
+        if isinstance(dtype, np.dtype):
+            require_exact_integers(np.asarray(X[column]) if dtype.kind in "iu" else np.empty(0))  # type: ignore[index]  # a frame
 
 
 def _issparse(X: object) -> bool:
@@ -163,6 +173,8 @@ def _as_csr(X: object, name: str) -> Sparse:
             raise InvalidInputError(
                 f"{name} is no sound sparse array: its {part} are {index_dtype} and must be integers."
             )
+    if dtype.kind in "iu" and getattr(X, "format", "") in ("lil", "dok"):  # they have no array of values
+        X = X.tocsr()  # type: ignore[attr-defined]  # a sparse array
     require_exact_integers(getattr(X, "data", np.empty(0)))
     try:
         _check_sparse_format(X)

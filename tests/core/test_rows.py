@@ -135,7 +135,8 @@ def test_integers_that_float64_rounds_are_refused(tmp_path, dtype):
         pq.write_table(pa.table({"a": values[:, 0], "b": values[:, 1]}), tmp_path / "rows.parquet")
         stored = ("rows.npy", "columns.npy", "rows.npz", f"{largest}.zarr", "rows.parquet")
         readers = [partial(open_source(tmp_path / name, "X").read, slice(0, 2)) for name in stored]
-        for read in (partial(as_rows, values), partial(as_rows, sparse.csc_array(values)), *readers):
+        rows_in_memory = values, sparse.csc_array(values), sparse.lil_array(values), sparse.dok_array(values)
+        for read in (*(partial(as_rows, rows) for rows in rows_in_memory), *readers):
             if largest == 2**53:
                 rows = read()
                 dense = rows.toarray() if sparse.issparse(rows) else rows
@@ -143,3 +144,11 @@ def test_integers_that_float64_rounds_are_refused(tmp_path, dtype):
             else:
                 with pytest.raises(InvalidInputError, match="integers above 2"):
                     read()
+
+
+def test_a_column_of_ids_beside_numbers_is_refused():
+    pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
+    frame = pd.DataFrame({"id": [2**53 + 1, 2**53], "value": [0.5, 1.0]})
+    with pytest.raises(InvalidInputError, match="leave out a column of ids"):
+        as_rows(frame)
+    np.testing.assert_array_equal(as_rows(frame.assign(id=[2**53, -(2**53)])), [[2**53, 0.5], [-(2**53), 1.0]])
