@@ -36,8 +36,8 @@ class SpectralGram:
     """Eigenvalues above rounding, ascending; after `include_small_values`, also those that matter with a ridge. Shape
     (r,)."""
     all_vectors: Array
-    """Eigenvectors of all N eigenvalues: first ``D^(1/2) 1``, of eigenvalue 0, and those of `values` last. Shape
-    (N, N)."""
+    """Eigenvectors of all N eigenvalues: first ``D^(1/2) 1``, of eigenvalue 0, until `include_small_values`, and those
+    of `values` last. Shape (N, N)."""
     coordinates: Array
     """Coordinates of Y in the eigenvectors, ``vectors' Y``. Shape (r, C)."""
     gram_row_means: Array
