@@ -222,7 +222,7 @@ def decompose_centred(
     """
     values, vectors = eigh_in_place(G)
     null = _separate_eigenvector(values, vectors, weighting.roots)
-    lowest, highest = float(values[0]), float(values[-1])
+    lowest, highest = float(values.min()), float(values.max())
     trace_of_mean = weighting.compute_trace_of_mean(means)
     clipped = find_psd_cutoff(lowest, highest, max(highest, trace_of_mean), len(G), on_indefinite, MATRIX)
     noise = _estimate_noise(vectors, max(highest, 0.0), trace_of_mean, weighting.shares)
