@@ -126,11 +126,11 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
 
 
 def _require_exact_integer_columns(X: object) -> None:
-    """Raise as `require_exact_integers` if a pandas data frame of mixed types has such integers, which NumPy rounds."""
+    """Raise an InvalidInputError if a pandas data frame of mixed types has integers that float64 rounds."""
     dtypes = getattr(X, "dtypes", None)
     for column, dtype in dtypes.items() if hasattr(dtypes, "items") else ():  # type: ignore[union-attr]  # a pandas Series
-        if isinstance(dtype, np.dtype):
-            require_exact_integers(np.asarray(X[column]) if dtype.kind in "iu" else np.empty(0))  # type: ignore[index]  # a frame
+        if isinstance(dtype, np.dtype) and dtype.kind in "iu":
+            require_exact_integers(np.asarray(X[column]))  # type: ignore[index]  # a frame
 
 
 def _issparse(X: object) -> bool:
